@@ -1,0 +1,1 @@
+"""Pure analysis: arrays and rows in, arrays and rows out; drawing and printing are in `report`."""

@@ -1,0 +1,174 @@
+"""Rows of `profile.parquet` from measurements and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kvprofile.analysis.choice import REFERENCE_ARMS
+from kvprofile.analysis.frontier import frontier
+from kvprofile.analysis.loss import Floats, UpperBounds, paired_bootstrap_upper
+from kvprofile.analysis.scores import PlanKey, Scores, all_scores
+from kvprofile.layers import Plan
+from kvprofile.store.schema import PROFILE
+
+Source = tuple[str, str]
+"""Task and dataset."""
+
+_SMALLEST_GAP = 1e-3
+_FLOOR = ("no_context", None, None, None)
+_SENDER = ("sender_alone", None, None, None)
+
+
+class PlanCost(NamedTuple):
+    """A plan and what it costs; dictionaries by task and dataset.
+
+    Attributes:
+        plan: The plan.
+        granularity: Largest unit whose grid has the plan, None where it has no layer range.
+        recomputed_layers: Layers that the receiver runs over the context.
+        total_layers: Layers of the receiver.
+        prefill_flops: Modelled cost of the plan over the context, in FLOPs.
+        full_prefill_flops: The same of full prefill.
+        kv_bytes_per_token: Keys and values to ship, in bytes per context token.
+        e_bytes_per_token: Hidden states to ship, in bytes per context token.
+        measured_prefill_ms: Median measured time, None where not measured.
+        measured_full_prefill_ms: The same of full prefill.
+        context_tokens_median: Median length of the contexts, in tokens.
+    """
+
+    plan: Plan
+    granularity: int | None
+    recomputed_layers: int
+    total_layers: int
+    prefill_flops: Mapping[Source, float]
+    full_prefill_flops: Mapping[Source, float]
+    kv_bytes_per_token: int
+    e_bytes_per_token: int
+    measured_prefill_ms: Mapping[Source, float | None]
+    measured_full_prefill_ms: Mapping[Source, float | None]
+    context_tokens_median: Mapping[Source, int]
+
+
+def build_profile_rows(
+    measurements: pa.Table,
+    plans: Sequence[PlanCost],
+    *,
+    n_planned: Mapping[Source, int],
+    confidence: float,
+    resamples: int,
+    seed: int,
+) -> pa.Table:
+    """Returns the profile table: every plan of every task, dataset and metric that the measurements name.
+
+    A plan is compared with full prefill on the samples where both were scored. Null means not measured, never zero.
+    Among equal plans the frontier takes the first, so `plans` should name the simplest ways first.
+    """
+    rows: list[dict[str, Any]] = []
+    for scores in all_scores(measurements):
+        source = (scores.task, scores.dataset)
+        bounds = _bounds(scores, [cost.plan.key for cost in plans], confidence, resamples, seed)
+        block = [
+            {
+                **_cost_columns(cost, source),
+                "task": scores.task,
+                "dataset": scores.dataset,
+                "metric": scores.metric,
+                "n_planned": n_planned[source],
+                **_quality_columns(scores, cost),
+                "loss_rel_upper": _or_none(bounds.loss_rel[i]),
+                "loss_points_upper": _or_none(bounds.loss_points[i]),
+            }
+            for i, cost in enumerate(plans)
+        ]
+        mark_frontier(block)
+        rows += block
+    return pa.Table.from_pylist(rows, schema=PROFILE)
+
+
+def set_bounds(
+    rows: Sequence[dict[str, Any]], measurements: pa.Table, *, confidence: float, resamples: int, seed: int
+) -> None:
+    """Sets the upper bounds of rows of a profile table for another confidence, from the profile's measurements."""
+    for scores in all_scores(measurements):
+        block = (scores.task, scores.dataset, scores.metric)
+        chosen = [row for row in rows if (row["task"], row["dataset"], row["metric"]) == block]
+        keys = [(row["strategy"], row["start_layer"], row["stop_layer"], row["params"]) for row in chosen]
+        bounds = _bounds(scores, keys, confidence, resamples, seed)
+        for row, rel, points in zip(chosen, *bounds, strict=True):
+            row["loss_rel_upper"], row["loss_points_upper"] = _or_none(rel), _or_none(points)
+
+
+def mark_frontier(rows: Sequence[dict[str, Any]]) -> None:
+    """Sets `on_frontier` of rows of one task, dataset and metric, among complete plans that can serve a request."""
+    candidate = [r["strategy"] not in REFERENCE_ARMS and r["n_scored"] == r["n_planned"] for r in rows]
+    quality = [r["quality"] if c and r["quality"] is not None else np.nan for r, c in zip(rows, candidate, strict=True)]
+    recompute = np.array([r["recompute_fraction"] for r in rows], dtype=np.float64)
+    for row, on_frontier in zip(rows, frontier(recompute, np.array(quality, dtype=np.float64)), strict=True):
+        row["on_frontier"] = bool(on_frontier)
+
+
+def _bounds(scores: Scores, keys: Sequence[PlanKey], confidence: float, resamples: int, seed: int) -> UpperBounds:
+    values = np.array([scores.of(key, scores.value) for key in keys]).reshape(len(keys), scores.value.shape[1])
+    return paired_bootstrap_upper(values, scores.baseline, confidence=confidence, resamples=resamples, seed=seed)
+
+
+def _cost_columns(cost: PlanCost, source: Source) -> dict[str, Any]:
+    strategy, start, stop, params = cost.plan.key
+    return {
+        "strategy": strategy,
+        "start_layer": start,
+        "stop_layer": stop,
+        "params": params,
+        "granularity": cost.granularity,
+        "recomputed_layers": cost.recomputed_layers,
+        "total_layers": cost.total_layers,
+        "recompute_fraction": cost.recomputed_layers / cost.total_layers,
+        "context_tokens_median": cost.context_tokens_median[source],
+        "prefill_flops": cost.prefill_flops[source],
+        "full_prefill_flops": cost.full_prefill_flops[source],
+        "kv_bytes_per_token": cost.kv_bytes_per_token,
+        "e_bytes_per_token": cost.e_bytes_per_token,
+        "measured_prefill_ms": cost.measured_prefill_ms.get(source),
+        "measured_full_prefill_ms": cost.measured_full_prefill_ms.get(source),
+    }
+
+
+def _quality_columns(scores: Scores, cost: PlanCost) -> dict[str, Any]:
+    key = cost.plan.key
+    value, baseline = scores.of(key, scores.value), scores.baseline
+    paired = ~np.isnan(value) & ~np.isnan(baseline)
+    quality, full = _mean(value[paired]), _mean(baseline[paired])
+    floor = _mean(scores.of(_FLOOR, scores.value))
+    points = None if quality is None or full is None else 100 * (full - quality)
+    return {
+        "n_scored": int((~np.isnan(value)).sum()),
+        "quality": quality,
+        "baseline_quality": full,
+        "floor_quality": floor,
+        "sender_quality": _mean(scores.of(_SENDER, scores.value)),
+        "loss_rel": 1 - quality / full if quality is not None and full else None,
+        "loss_points": points,
+        "gap_recovered": _gap_recovered(quality, full, floor),
+        "mean_kl": _mean(scores.of(key, scores.kl)),
+        "top1_agreement": _mean(scores.of(key, scores.top1_agreement)),
+        "exact_match_rate": _mean(scores.of(key, scores.same_output)),
+    }
+
+
+def _gap_recovered(quality: float | None, full: float | None, floor: float | None) -> float | None:
+    if quality is None or full is None or floor is None or abs(full - floor) <= _SMALLEST_GAP:
+        return None
+    return (quality - floor) / (full - floor)
+
+
+def _mean(values: Floats) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else None
+
+
+def _or_none(value: np.float64) -> float | None:
+    return None if np.isnan(value) else float(value)

@@ -1,0 +1,114 @@
+"""Measurements of one task, dataset and metric as arrays, plans × samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvprofile.analysis.loss import Floats
+
+PlanKey = tuple[str, int | None, int | None, str | None]
+
+_KEY = ("strategy", "start_layer", "stop_layer", "params")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What was measured of every plan on every sample; NaN where nothing was.
+
+    Attributes:
+        task: Value of the `task` column.
+        dataset: Value of the `dataset` column.
+        metric: Value of the `metric` column.
+        plans: Row of every plan in the arrays.
+        value: Scores.
+        kl: Divergence of the receiver's next-token distributions from full prefill's, mean over the answer, in nats.
+        top1_agreement: Share of the answer's tokens that full prefill would have chosen too.
+        same_output: 1 where the answer's token ids equal full prefill's, 0 where not, NaN where either was not stored.
+    """
+
+    task: str
+    dataset: str
+    metric: str
+    plans: dict[PlanKey, int]
+    value: Floats
+    kl: Floats
+    top1_agreement: Floats
+    same_output: Floats
+
+    def of(self, plan: PlanKey, array: Floats) -> Floats:
+        """Returns the plan's line of one of the arrays, all NaN if the plan was not measured."""
+        row = self.plans.get(plan)
+        return np.full(array.shape[1], np.nan) if row is None else array[row]
+
+    @property
+    def baseline(self) -> Floats:
+        return self.of(("full_prefill", None, None, None), self.value)
+
+
+def all_scores(measurements: pa.Table) -> Iterator[Scores]:
+    """Yields the scores per task and dataset, metrics in the order in which the measurements first name them."""
+    names = ("task", "dataset", "metric")
+    blocks = dict.fromkeys(zip(*(measurements[name].to_pylist() for name in names), strict=True))
+    for block in sorted(blocks, key=lambda b: b[:2]):
+        if None not in block:
+            yield _scores(measurements, *block)
+
+
+def _scores(measurements: pa.Table, task: str, dataset: str, metric: str) -> Scores:
+    wanted = (pc.field("task") == task) & (pc.field("dataset") == dataset) & (pc.field("metric") == metric)
+    table = measurements.filter(wanted)
+    keys = list(zip(*(table[name].to_pylist() for name in _KEY), strict=True))
+    plans = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    sample_ids: list[Any] = table["sample_id"].to_pylist()
+    # Sorted, so that the order in which samples were measured moves no bound.
+    samples = {sample: i for i, sample in enumerate(sorted(set(sample_ids)))}
+    rows = np.array([plans[key] for key in keys], dtype=np.intp)
+    columns = np.array([samples[sample] for sample in sample_ids], dtype=np.intp)
+    ok = np.array([status == "ok" for status in table["status"].to_pylist()], dtype=bool)
+
+    def array(name: str) -> Floats:
+        cells = np.full((len(plans), len(samples)), np.nan)
+        found = table[name].cast(pa.float64()).to_numpy(zero_copy_only=False)
+        cells[rows[ok], columns[ok]] = found[ok]
+        return cells
+
+    same = _same_output(_outputs(table), ok, rows, columns, plans.get(("full_prefill", None, None, None)))
+    same_output = np.full((len(plans), len(samples)), np.nan)
+    same_output[rows, columns] = same
+    return Scores(task, dataset, metric, plans, array("value"), array("kl"), array("top1_agreement"), same_output)
+
+
+def _outputs(table: pa.Table) -> list[bytes | None]:
+    outputs: list[bytes | None] = []
+    chunks: list[Any] = table["output_token_ids"].chunks
+    for chunk in chunks:
+        ids = chunk.values.to_numpy(zero_copy_only=False)
+        edges, stored = chunk.offsets.to_pylist(), chunk.is_valid().to_pylist()
+        outputs += [
+            ids[a:b].tobytes() if there else None for a, b, there in zip(edges, edges[1:], stored, strict=False)
+        ]
+    return outputs
+
+
+def _same_output(
+    outputs: list[bytes | None],
+    ok: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    rows: np.ndarray[tuple[int], np.dtype[np.intp]],
+    columns: np.ndarray[tuple[int], np.dtype[np.intp]],
+    full_prefill: int | None,
+) -> list[float]:
+    own = {
+        columns[i]: output
+        for i, output in enumerate(outputs)
+        if output is not None and ok[i] and rows[i] == full_prefill
+    }
+    return [
+        float(output == own[columns[i]]) if output is not None and ok[i] and columns[i] in own else np.nan
+        for i, output in enumerate(outputs)
+    ]

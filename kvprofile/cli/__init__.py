@@ -1,0 +1,76 @@
+"""The command line: one thin file per command, heavy imports inside the bodies."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import pkgutil
+import sys
+import traceback
+
+import typer
+
+from kvprofile import __version__
+from kvprofile.errors import KvprofileError
+
+app = typer.Typer(
+    name="kvprofile",
+    help="Measures which layers a receiver must recompute to reuse a sender's KV cache, at what loss and what saving.",
+    epilog="Any command takes --debug for a traceback. Exit codes: 0 done, 1 the answer is no, 2 bad input, "
+    "3 interrupted but resumable, 4 internal error.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(shown: bool) -> None:
+    if shown:
+        typer.echo(f"kvprofile {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True)) -> None:
+    pass
+
+
+for _module in sorted(pkgutil.iter_modules(__path__, f"{__name__}."), key=lambda m: m.name):
+    _register = getattr(importlib.import_module(_module.name), "register", None)
+    if _register:
+        _register(app)
+
+
+def main() -> None:
+    """Runs the command line; every error becomes one sentence on standard error and an exit code."""
+    debug = "--debug" in sys.argv
+    sys.argv = [a for a in sys.argv if a != "--debug"]
+    try:
+        app()
+    except KeyboardInterrupt:
+        _fail("interrupted; run the same command again to go on from here", 3, debug)
+    except KvprofileError as error:
+        _fail(str(error), error.exit_code, debug)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            place = f" at {error.filename}" if error.filename else ""
+            _fail(f"the disk is full{place}; free some space and run the same command again to go on", 3, debug)
+        if isinstance(error, (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError)):
+            _fail(f"{error.strerror}: {error.filename}; check the path and its permissions", 2, debug)
+        _fail(f"{error}; run again with --debug for the traceback", 4, debug)
+    except MemoryError:
+        _fail("out of memory; use fewer or shorter contexts (--max-context-tokens) or a smaller dtype", 4, debug)
+    except Exception as error:
+        summary = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        _fail(f"internal error ({summary}); run again with --debug for the traceback", 4, debug)
+
+
+def _fail(sentence: str, code: int, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    typer.echo(f"kvprofile: {sentence}", err=True)
+    sys.exit(code)

@@ -1,0 +1,1 @@
+"""What plans cost, in closed forms: FLOPs and bytes. No torch."""

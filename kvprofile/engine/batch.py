@@ -1,0 +1,77 @@
+"""Batched greedy decoding: rows whose contexts and suffixes are equally long go through the reader together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kvprofile.engine.cache import ContextKV, prefilled_cache, select_rows
+from kvprofile.engine.decoder import Decoder
+
+NOT_FINITE = -1
+"""Stands for a token that could not be chosen, since the logits were not finite; such an answer ends there."""
+
+
+@torch.inference_mode()
+def greedy_rows(
+    reader: Decoder,
+    contexts: Sequence[ContextKV],
+    suffix: Sequence[int],
+    draft: Sequence[int],
+    max_new_tokens: int,
+    end_ids: frozenset[int],
+) -> list[tuple[int, ...]]:
+    """Returns the greedy answer of every row: the ids that `reference.greedy` gives one at a time.
+
+    One pass reads the suffix and a draft of the answer (greedy speculative decoding, arXiv 2211.17192). Rows that agree with all
+    of the draft are done; the others go on in batches that share the position of their first difference, so no row is padded.
+
+    Args:
+        reader: The model that answers.
+        contexts: B contexts of S tokens each.
+        suffix: T token ids, the same for all rows.
+        draft: A guess of the answer; may be empty.
+        max_new_tokens: Limit on the answer.
+        end_ids: An answer ends with the first of these, which is its last id.
+    """
+    ends = end_ids | {NOT_FINITE}
+    draft = draft[: max_new_tokens - 1]
+    cache = prefilled_cache(contexts, len(suffix) + max_new_tokens)
+    given = torch.tensor([[*suffix, *draft]]).expand(len(contexts), -1)
+    guesses = _choose(reader.logits(given, cache, keep=len(draft) + 1))
+    answers = [_verified(guess, draft, ends) for guess in guesses]
+
+    pending: dict[int, list[int]] = {}
+    for row, answer in enumerate(answers):
+        if answer[-1] not in ends and len(answer) < max_new_tokens:
+            pending.setdefault(len(answer), []).append(row)
+    before = contexts[0][0].keys.shape[-2] + len(suffix)
+    for length, rows in pending.items():
+        part = select_rows(cache, rows, before + length - 1)
+        while rows:
+            new = torch.tensor([[answers[row][-1]] for row in rows])
+            for row, (token,) in zip(rows, _choose(reader.logits(new, part, keep=1)), strict=True):
+                answers[row].append(token)
+            length += 1
+            going = [i for i, row in enumerate(rows) if answers[row][-1] not in ends and length < max_new_tokens]
+            if len(going) < len(rows):
+                rows = [rows[i] for i in going]
+                part = select_rows(part, going, before + length - 1) if rows else part
+    return [tuple(answer) for answer in answers]
+
+
+def _choose(logits: torch.Tensor) -> list[list[int]]:
+    """Returns the best token per row and position of `(B, n, vocabulary)` logits, `NOT_FINITE` where there is none."""
+    best = logits.argmax(dim=-1)
+    return best.masked_fill(~logits.isfinite().all(dim=-1), NOT_FINITE).tolist()  # type: ignore[no-any-return]
+
+
+def _verified(guess: Sequence[int], draft: Sequence[int], ends: frozenset[int]) -> list[int]:
+    """Returns the chosen tokens up to the first end token or the first one that differs from the draft."""
+    answer: list[int] = []
+    for position, token in enumerate(guess):
+        answer.append(token)
+        if token in ends or position == len(draft) or token != draft[position]:
+            break
+    return answer

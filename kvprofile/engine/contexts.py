@@ -1,0 +1,57 @@
+"""The context caches a strategy may ask for, for one sample; each prefill runs once, when first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from kvprofile.engine.cache import ContextKV
+from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.reference import Capture, capture
+from kvprofile.layers import LayerRange
+
+
+class ContextCaches:
+    """Caches of one context by both models of a pair.
+
+    Args:
+        sender: The model whose cache is reused.
+        receiver: The model that answers.
+        token_ids: The context, S ids.
+        head_tokens: How many leading ids stay when the context itself is left out.
+    """
+
+    def __init__(self, sender: Decoder, receiver: Decoder, token_ids: Sequence[int], head_tokens: int) -> None:
+        self._sender, self._receiver = sender, receiver
+        self._token_ids, self._head_tokens = tuple(token_ids), head_tokens
+        self._start: int | None = None
+        self._from_start: ContextKV = ()
+
+    @cached_property
+    def sender_capture(self) -> Capture:
+        """The sender's prefill, with the hidden states entering every layer."""
+        return capture(self._sender, self._token_ids)
+
+    @cached_property
+    def receiver_kv(self) -> ContextKV:
+        """The receiver's own full prefill: the ceiling."""
+        return self._receiver.recompute(self._token_ids, self._receiver.all_layers, None)
+
+    @cached_property
+    def head_kv(self) -> ContextKV:
+        """The receiver's prefill of what stands before the context: the prompt without any context."""
+        return self._receiver.recompute(self._token_ids[: self._head_tokens], self._receiver.all_layers, None)
+
+    def mixed(self, group: LayerRange) -> ContextKV:
+        """Returns the sender's K/V with the group's layers recomputed by the receiver.
+
+        What layer `l` caches does not depend on where a group stops, so one pass from `group.start` to the last layer serves all
+        groups with that start. Only the latest start is held: ask for plans in order of their start.
+        """
+        sender = self.sender_capture
+        if self._start != group.start:
+            entering = sender.entering[group.start] if group.start > 0 else None
+            rest = LayerRange(group.start, self._receiver.all_layers.stop)
+            self._from_start = ()  # freed before the next pass needs the room
+            self._from_start, self._start = self._receiver.recompute(self._token_ids, rest, entering), group.start
+        return (*sender.kv[: group.start], *self._from_start[: group.count], *sender.kv[group.stop :])

@@ -1,0 +1,183 @@
+"""The adapter to a Transformers causal language model: finds its layers, runs some of them, hides argument names that moved."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from kvprofile.engine.cache import ContextKV, empty_cache, read_cache
+from kvprofile.errors import BadInput, GateFailed
+from kvprofile.layers import LayerRange
+
+Forward = Callable[..., Any]
+
+
+class Decoder:
+    """One causal language model as the engine sees it.
+
+    Raises:
+        BadInput: If the model is not a decoder with one stack of layers.
+        GateFailed: If its layers keep any state but keys and values.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.layers = find_layers(model)
+        parameters = inspect.signature(model.forward).parameters
+        # NOTE: Transformers 5.24 renamed `past_key_values` to `cache`; the old name goes away in 5.40.
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._can_keep = "logits_to_keep" in parameters
+        self._layer_returns_tuple = False
+        self._probe()
+
+    @property
+    def all_layers(self) -> LayerRange:
+        return LayerRange(0, len(self.layers))
+
+    @torch.inference_mode()
+    def prefill(self, token_ids: Sequence[int]) -> tuple[ContextKV, list[torch.Tensor]]:
+        """Runs a context through all layers.
+
+        Returns:
+            K/V of every layer, and the hidden states entering every layer, `(1, S, E)` each.
+        """
+        entering: list[torch.Tensor] = []
+        hooks = [
+            layer.register_forward_pre_hook(
+                lambda _, args, kwargs: entering.append(_hidden(args, kwargs)), with_kwargs=True
+            )
+            for layer in self.layers
+        ]
+        try:
+            kv = self._context_pass(token_ids, self.all_layers)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return kv, entering
+
+    @torch.inference_mode()
+    def recompute(self, token_ids: Sequence[int], group: LayerRange, entering: torch.Tensor | None) -> ContextKV:
+        """Runs a context through some layers only.
+
+        Args:
+            token_ids: The context.
+            group: The layers that run.
+            entering: Hidden states entering layer `group.start`, `(1, S, E)`; None for the model's own embeddings, which is
+                right for `group.start == 0` alone.
+
+        Returns:
+            K/V of the layers of `group`, first one first.
+        """
+        with self._only(group, entering):
+            return self._context_pass(token_ids, group)
+
+    @torch.inference_mode()
+    def logits(self, token_ids: torch.Tensor, cache: Cache, keep: int) -> torch.Tensor:
+        """Runs new tokens behind what the cache holds, and adds them to it.
+
+        Args:
+            token_ids: `(B, T)` int64.
+            cache: From `prefilled_cache` or `empty_cache`.
+            keep: Last tokens whose logits are wanted.
+
+        Returns:
+            `(B, keep, vocabulary)` float32.
+        """
+        options: dict[str, Any] = {self._cache_name: cache, "use_cache": True}
+        if self._can_keep:
+            options["logits_to_keep"] = keep
+        logits: torch.Tensor = self.model(input_ids=token_ids.to(self.model.device), **options).logits
+        return logits[:, -keep:].float()
+
+    def _context_pass(self, token_ids: Sequence[int], group: LayerRange) -> ContextKV:
+        cache = empty_cache()
+        ids = torch.tensor([list(token_ids)], device=self.model.device)
+        self.model.base_model(input_ids=ids, use_cache=True, **{self._cache_name: cache})
+        return read_cache(cache, range(*group), len(token_ids))
+
+    @contextmanager
+    def _only(self, group: LayerRange, entering: torch.Tensor | None) -> Iterator[None]:
+        """Lets the layers of `group` run and every other layer hand its input on.
+
+        The model's own forward still builds masks, positions and rotary tables, so every architecture keeps its ways. Replacing
+        the layers' `forward` (not the layers) leaves hooks and offloading by accelerate in place but unused for skipped layers.
+        """
+
+        def replace(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            if args:
+                return (entering, *args[1:]), kwargs
+            return args, {**kwargs, "hidden_states": entering}
+
+        skipped = [layer for index, layer in enumerate(self.layers) if not group.start <= index < group.stop]
+        own = [layer.__dict__.get("forward") for layer in skipped]
+        hook = None
+        if entering is not None:
+            hook = self.layers[group.start].register_forward_pre_hook(replace, with_kwargs=True)
+        try:
+            for layer in skipped:
+                layer.forward = self._hand_on
+            yield
+        finally:
+            for layer, forward in zip(skipped, own, strict=True):
+                if forward is None:
+                    del layer.forward
+                else:
+                    layer.forward = forward
+            if hook is not None:
+                hook.remove()
+
+    def _hand_on(self, *args: Any, **kwargs: Any) -> Any:
+        hidden = _hidden(args, kwargs)
+        return (hidden,) if self._layer_returns_tuple else hidden
+
+    @torch.inference_mode()
+    def _probe(self) -> None:
+        """Runs two tokens once, to learn what a layer returns and to refuse models with other state than K/V."""
+        returned: list[Any] = []
+        hook = self.layers[0].register_forward_hook(lambda _module, _args, output: returned.append(output))
+        try:
+            kv = self._context_pass((0, 1), self.all_layers)
+        except (AttributeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+            raise GateFailed(
+                f"{type(self.model).__name__} does not run with a plain key-value cache ({error}); kvprofile needs a decoder "
+                "whose layers all cache keys and values"
+            ) from error
+        finally:
+            hook.remove()
+        if len(returned) != 1 or len(kv) != len(self.layers):
+            raise GateFailed(f"{type(self.model).__name__} does not run its layers once each, in order")
+        self._layer_returns_tuple = isinstance(returned[0], tuple)
+
+
+def find_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Returns the decoder layers, first one first.
+
+    Raises:
+        BadInput: If the model is an encoder, an encoder-decoder or has no single stack of layers.
+    """
+    config = model.config.get_text_config(decoder=True)
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise BadInput(f"{name} is an encoder–decoder model; kvprofile needs a decoder-only causal language model")
+    if model.get_output_embeddings() is None:
+        raise BadInput(f"{name} has no language-model head; kvprofile needs a decoder-only causal language model")
+    stacks = [
+        module
+        for module in model.base_model.children()
+        if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers
+    ]
+    if len(stacks) != 1:
+        raise BadInput(f"{name} has no single stack of {config.num_hidden_layers} decoder layers that kvprofile can address")
+    return list(stacks[0])
+
+
+def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    hidden: torch.Tensor = args[0] if args else kwargs["hidden_states"]
+    return hidden

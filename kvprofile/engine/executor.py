@@ -1,0 +1,128 @@
+"""Runs all plans of one sample. This is the seam for faster engines: same arguments, same answers, less work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import psutil
+import torch
+
+from kvprofile.engine.batch import NOT_FINITE, greedy_rows
+from kvprofile.engine.cache import ContextKV
+from kvprofile.engine.contexts import ContextCaches
+from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.reference import greedy
+from kvprofile.errors import OutOfMemory
+from kvprofile.layers import Plan
+from kvprofile.strategies import Reading, Strategy
+
+MOST_ROWS = 16
+"""More rows in one batch gain nothing on the CPUs that were measured (docs/log.md)."""
+
+
+class Answer(NamedTuple):
+    """What one plan answered on one sample; `error` is set instead of the ids where it could not answer."""
+
+    plan: Plan
+    token_ids: tuple[int, ...] | None
+    error: str | None = None
+
+
+class Question(NamedTuple):
+    """What follows a context: T suffix ids, the limit on the answer and the ids that end it."""
+
+    suffix: tuple[int, ...]
+    max_new_tokens: int
+    end_ids: frozenset[int]
+
+
+class Readers(NamedTuple):
+    """The two models of a pair."""
+
+    sender: Decoder
+    receiver: Decoder
+
+
+def answer_plans(
+    readers: Readers,
+    caches: ContextCaches,
+    question: Question,
+    plans: Sequence[Plan],
+    strategies: Mapping[str, Strategy],
+    done: Callable[[int], None] = lambda plans: None,
+) -> Iterator[Answer]:
+    """Yields the greedy answer of every plan, in the order of the plans.
+
+    The receiver's own full prefill is answered first, by the reference executor; its answer is the draft for all others.
+
+    Args:
+        readers: Sender and receiver.
+        caches: The sample's contexts.
+        question: The sample's suffix and limits.
+        plans: Those with equal starts side by side.
+        strategies: By name.
+        done: Called with the number of plans just answered.
+
+    Raises:
+        OutOfMemory: If not even one plan at a time fits.
+    """
+    draft = greedy(readers.receiver, caches.receiver_kv, *question)
+    rows = _rows_that_fit(readers.receiver, caches.receiver_kv, question, len(draft))
+    start = 0
+    while start < len(plans):
+        block = plans[start : start + rows]
+        readings = [strategies[plan.strategy].read(caches, plan) for plan in block]
+        try:
+            answers = _answer_block(readers, readings, question, draft)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            if rows == 1:
+                raise OutOfMemory(
+                    "out of memory with one plan at a time; use shorter contexts (--max-context-tokens), a smaller dtype (--dtype "
+                    "bfloat16) or a larger device"
+                ) from error
+            rows = max(1, rows // 2)
+            print(f"kvprofile: out of memory, going on with {rows} plans at a time", file=sys.stderr)
+            continue
+        for plan, ids in zip(block, answers, strict=True):
+            yield _checked(plan, ids)
+        done(len(block))
+        start += len(block)
+
+
+def _answer_block(
+    readers: Readers, readings: Sequence[Reading], question: Question, draft: Sequence[int]
+) -> list[tuple[int, ...]]:
+    answers: list[tuple[int, ...]] = [()] * len(readings)
+    alike: dict[tuple[bool, int], list[int]] = {}
+    for row, reading in enumerate(readings):
+        alike.setdefault((reading.by_sender, reading.context[0].keys.shape[-2]), []).append(row)
+    for (by_sender, _), rows in alike.items():
+        reader = readers.sender if by_sender else readers.receiver
+        contexts = [readings[row].context for row in rows]
+        for row, ids in zip(rows, greedy_rows(reader, contexts, question.suffix, draft, *question[1:]), strict=True):
+            answers[row] = ids
+    return answers
+
+
+def _checked(plan: Plan, ids: tuple[int, ...]) -> Answer:
+    if ids[-1] == NOT_FINITE:
+        return Answer(plan, None, f"the logits of answer token {len(ids)} are not finite")
+    return Answer(plan, ids)
+
+
+def _rows_that_fit(reader: Decoder, context: ContextKV, question: Question, draft_tokens: int) -> int:
+    """Returns how many plans to decode together: at most half of the free memory for their caches and logits."""
+    device = reader.model.device
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    tokens = context[0].keys.shape[-2] + len(question.suffix) + question.max_new_tokens
+    per_token = sum(part.shape[1] * part.shape[3] * part.element_size() for kv in context for part in kv)
+    logits = 3 * 4 * (draft_tokens + 1) * reader.model.config.get_text_config(decoder=True).vocab_size
+    return int(max(1, min(MOST_ROWS, free // 2 // (2 * tokens * per_token + logits))))
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)

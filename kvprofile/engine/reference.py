@@ -1,0 +1,64 @@
+"""The reference executor: one plan at a time, short and obviously right. Every faster path must give the same token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kvprofile.engine.cache import ContextKV, prefilled_cache
+from kvprofile.engine.decoder import Decoder
+from kvprofile.layers import LayerRange
+
+__all__ = ["Capture", "capture", "greedy", "partial_prefill"]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Everything one prefill of a context leaves.
+
+    Attributes:
+        token_ids: The context, S ids.
+        kv: K/V per layer.
+        entering: Hidden states entering each layer, `(1, S, E)` each: the E cache of every layer.
+    """
+
+    token_ids: tuple[int, ...]
+    kv: ContextKV
+    entering: tuple[torch.Tensor, ...]
+
+
+def capture(model: Decoder, token_ids: Sequence[int]) -> Capture:
+    """Prefills a context and keeps K/V and hidden states of every layer."""
+    kv, entering = model.prefill(token_ids)
+    return Capture(tuple(token_ids), kv, tuple(entering))
+
+
+def partial_prefill(receiver: Decoder, sender: Capture, group: LayerRange) -> ContextKV:
+    """Returns the mixed cache of one plan (arXiv 2411.02820): the group's K/V from the receiver, all others the sender's.
+
+    The receiver takes the sender's hidden states entering layer `group.start` and runs the context through the group's layers
+    with its own weights. For `group.start == 0` it embeds the tokens itself.
+    """
+    entering = sender.entering[group.start] if group.start > 0 else None
+    recomputed = receiver.recompute(sender.token_ids, group, entering)
+    return (*sender.kv[: group.start], *recomputed, *sender.kv[group.stop :])
+
+
+@torch.inference_mode()
+def greedy(
+    reader: Decoder, context: ContextKV, suffix: Sequence[int], max_new_tokens: int, end_ids: frozenset[int]
+) -> tuple[int, ...]:
+    """Returns the greedy answer of one reader behind one context; an end token, if it comes, is the last id.
+
+    All layers run with the reader's weights; question and answer attend to the given context cache.
+    """
+    cache = prefilled_cache([context], len(suffix) + max_new_tokens)
+    new = torch.tensor([list(suffix)])
+    answer: list[int] = []
+    while True:
+        answer.append(int(reader.logits(new, cache, keep=1)[0, -1].argmax()))
+        if answer[-1] in end_ids or len(answer) == max_new_tokens:
+            return tuple(answer)
+        new = torch.tensor([[answer[-1]]])

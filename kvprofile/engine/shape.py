@@ -1,0 +1,74 @@
+"""Reads a model's shape, for the cost formulas."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from kvprofile.cost.prefill import ModelShape
+from kvprofile.engine.decoder import find_layers
+
+
+def shape_of(model: PreTrainedModel) -> ModelShape:
+    """Returns the shape of a causal language model; its weights are not read, so it may lie on the meta device."""
+    config = model.config.get_text_config(decoder=True)
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    rank = getattr(config, "kv_lora_rank", None)
+    if rank:  # latent attention caches one compressed vector and the rotary part of the keys
+        key_width, value_width = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+        cached = rank + config.qk_rope_head_dim
+    else:
+        key_width = value_width = width
+        cached = 2 * _kv_heads(config) * width
+    layers = find_layers(model)
+    return ModelShape(
+        linear_parameters=tuple(_linear_parameters(layer, config) for layer in layers),
+        query_heads=heads,
+        key_width=key_width,
+        value_width=value_width,
+        cached_values=cached,
+        hidden_size=config.hidden_size,
+        windows=_windows(config, len(layers)),
+        bytes_per_value=torch.empty((), dtype=model.dtype).element_size(),
+    )
+
+
+def _kv_heads(config: object) -> int:
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        return 1
+    for name in ("num_key_value_heads", "num_kv_heads", "num_attention_heads"):
+        if heads := getattr(config, name, None):
+            return int(heads)
+    raise AttributeError("the config names no number of attention heads")
+
+
+def _linear_parameters(layer: nn.Module, config: object) -> int:
+    """Returns the weights a token meets in one layer.
+
+    Modules with `in_features` are counted by it, since quantised weights are packed; experts are held as one 3-d weight each
+    and a token visits a few of them.
+    """
+    visited = getattr(config, "num_experts_per_tok", None) or 1
+    count = 0
+    for module in layer.modules():
+        if hasattr(module, "in_features") and hasattr(module, "out_features"):
+            count += module.in_features * module.out_features
+            continue
+        for weight in module.parameters(recurse=False):
+            if weight.dim() == 2:
+                count += weight.numel()
+            elif weight.dim() == 3:
+                count += weight[0].numel() * min(visited, weight.shape[0])
+    return count
+
+
+def _windows(config: object, layers: int) -> tuple[int | None, ...]:
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if window is None or getattr(config, "use_sliding_window", True) is False:
+        return (None,) * layers
+    if kinds is None:
+        return (int(window),) * layers
+    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)

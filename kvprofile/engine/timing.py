@@ -1,0 +1,68 @@
+"""Measured times of full and partial prefills of one context, raw samples kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.reference import Capture, partial_prefill
+from kvprofile.layers import LayerRange
+
+WARM_UP = 1
+REPEATS = 5
+
+
+class Timing(NamedTuple):
+    """Times of recomputing one group of layers over one context; all layers are the full prefill.
+
+    Attributes:
+        group: The layers.
+        context_tokens: S.
+        milliseconds: One per repeat, after `WARM_UP` runs that are not kept.
+    """
+
+    group: LayerRange
+    context_tokens: int
+    milliseconds: tuple[float, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "start_layer": self.group.start,
+            "stop_layer": self.group.stop,
+            "context_tokens": self.context_tokens,
+            "prefill_ms": list(self.milliseconds),
+        }
+
+
+def spread_of_groups(groups: Sequence[LayerRange], layers: int) -> list[LayerRange]:
+    """Returns all layers and, for a few lengths, the group of that length nearest to the middle."""
+    lengths = sorted({group.count for group in groups})
+    wanted = sorted({lengths[round(i * (len(lengths) - 1) / 4)] for i in range(5)})
+    nearest = [min((g for g in groups if g.count == n), key=lambda g: abs(g.start + g.stop - layers)) for n in wanted]
+    return sorted({LayerRange(0, layers), *nearest})
+
+
+def time_prefills(receiver: Decoder, sender: Capture, groups: Sequence[LayerRange]) -> list[Timing]:
+    """Returns the times of recomputing each group when the sender's hidden states are at hand.
+
+    Groups take turns in every round, so that a drift of the machine's speed touches all alike.
+    """
+    kept: dict[LayerRange, list[float]] = {group: [] for group in groups}
+    for round_number in range(WARM_UP + REPEATS):
+        for group in groups:
+            _synchronize(receiver)
+            begun = time.perf_counter()
+            partial_prefill(receiver, sender, group)
+            _synchronize(receiver)
+            if round_number >= WARM_UP:
+                kept[group].append(1000 * (time.perf_counter() - begun))
+    return [Timing(group, len(sender.token_ids), tuple(times)) for group, times in kept.items()]
+
+
+def _synchronize(model: Decoder) -> None:
+    if model.model.device.type == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,42 @@
+"""The one tree of errors a user can meet. Each message is one sentence that names the thing and the mend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class KvprofileError(Exception):
+    """Base of all errors that are shown as one sentence; `exit_code` is what the process returns."""
+
+    exit_code = 4
+
+
+class BadInput(KvprofileError):
+    """What the user gave cannot be used: files, models, data, options."""
+
+    exit_code = 2
+
+
+class Interrupted(KvprofileError):
+    """Work stopped half-way, nothing is lost, and the same command goes on."""
+
+    exit_code = 3
+
+
+class OutOfMemory(KvprofileError):
+    """A device or the host ran out of memory."""
+
+    exit_code = 4
+
+
+class GateFailed(KvprofileError):
+    """The engine would not be exact on this pair, so nothing was measured."""
+
+    exit_code = 2
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns ` (did you mean "x"?)` for the closest known word, else the empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f' (did you mean "{close[0]}"?)' if close else ""

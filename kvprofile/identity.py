@@ -1,0 +1,51 @@
+"""What decides a measurement, as data: two runs with equal identity may share their parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """Every field takes part in the hash; what must not (batch size, device index, worker count) is not a field.
+
+    Attributes:
+        version: Raised when the engine's answers change.
+        sender, receiver: Fingerprints of weights, tokenizer, template and config.
+        samples: Per sample its id, task, data set, hashes of context, suffix and references, and decode limit.
+        metrics: `name@version` per task and data set.
+        strategies: Version by name.
+    """
+
+    sender: tuple[str, ...]
+    receiver: tuple[str, ...]
+    samples: tuple[tuple[Any, ...], ...]
+    metrics: tuple[str, ...]
+    strategies: tuple[tuple[str, int], ...]
+    granularity: tuple[int, ...]
+    end_ids: tuple[int, ...]
+    dtype: str
+    attention: str
+    quantization: str
+    device_type: str
+    torch: str
+    transformers: str
+    store_text: bool
+    seed: int
+    confidence: float
+    resamples: int
+    version: int = 1
+
+    def sha256(self) -> str:
+        """Returns the hash of all fields by name."""
+        return json_sha256(dataclasses.asdict(self))
+
+
+def json_sha256(value: Any) -> str:
+    """Returns the SHA-256 of a value's canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

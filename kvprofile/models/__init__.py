@@ -1,0 +1,1 @@
+"""Models: what a reference names, loading it, fingerprints, and whether two of them are a pair."""

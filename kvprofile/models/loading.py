@@ -1,0 +1,269 @@
+"""Loads models and pairs through Transformers, with every failure a user can cause as one sentence."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from kvprofile.errors import BadInput
+from kvprofile.models import adapters, demo, failures
+from kvprofile.models.architecture import refuse_unsupported
+from kvprofile.models.fingerprint import ModelFingerprint, fingerprint
+from kvprofile.models.reference import DEMO_BASE, ModelReference, parse
+
+if TYPE_CHECKING:
+    from kvprofile.recipe import ModelOptions
+
+
+@dataclass
+class LoadedModel:
+    """A model ready to run: evaluation mode, no gradients, adapters merged.
+
+    Attributes:
+        reference: What was asked for.
+        dtype: Name of the dtype computed in, such as `bfloat16`.
+        device: Where token ids go.
+        commit: The base's commit that was read, for a hub id.
+    """
+
+    model: PreTrainedModel
+    tokenizer: Any
+    reference: ModelReference
+    fingerprint: ModelFingerprint
+    dtype: str
+    device: torch.device
+    commit: str | None = None
+
+
+class _Source(NamedTuple):
+    """Where Transformers reads a base from: a folder or hub id, with the name of a GGUF file in the folder."""
+
+    place: str
+    revision: str | None
+    gguf: str | None
+
+    @property
+    def keywords(self) -> dict[str, str]:
+        given = {"revision": self.revision, "gguf_file": self.gguf}
+        return {key: value for key, value in given.items() if value}
+
+
+class _Base(NamedTuple):
+    source: _Source
+    model: PreTrainedModel
+    commit: str | None
+
+
+def load_model(text: str, options: ModelOptions, folders: Sequence[Path] = ()) -> LoadedModel:
+    """Returns the model that `text` names; see `reference.parse`.
+
+    Raises:
+        BadInput: If it is not there, not a decoder, not whole, or the options do not fit it.
+        OutOfMemory: If the device is too small.
+    """
+    reference = parse(text, folders)
+    source = _source(reference)
+    _check_config(source, reference, options)
+    return _finish(_load_base(source, reference, options), reference, options)
+
+
+def load_pair(
+    sender: str, receiver: str, options: ModelOptions, folders: Sequence[Path] = ()
+) -> tuple[LoadedModel, LoadedModel]:
+    """Returns sender and receiver, independent of each other; a base they share is read from disk once.
+
+    Raises:
+        BadInput: As in `load_model`.
+        OutOfMemory: If the device is too small for both.
+    """
+    references = [parse(text, folders) for text in (sender, receiver)]
+    sources = [_source(reference) for reference in references]
+    for source, reference in zip(sources, references, strict=True):
+        _check_config(source, reference, options)
+    first = _load_base(sources[0], references[0], options)
+    if sources[0] == sources[1]:
+        second = first._replace(model=_twin(first.model))
+    else:
+        second = _load_base(sources[1], references[1], options)
+    return _finish(first, references[0], options), _finish(second, references[1], options)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps the progress bars and remarks of Transformers and PEFT off the terminal, and restores the settings."""
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def plain_weights(model: PreTrainedModel) -> None:
+    """Drops what a GGUF file leaves in the config: once loaded, its weights are no longer quantised."""
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+
+
+def _source(reference: ModelReference) -> _Source:
+    if reference.base == DEMO_BASE:
+        return _Source(str(demo.base_folder()), None, None)
+    path = Path(reference.base)
+    if not path.is_absolute():
+        return _Source(reference.base, reference.revision, None)
+    if path.is_file():
+        return _Source(str(path.parent.resolve()), None, path.name)
+    if not (path / "config.json").is_file():
+        if (path / adapters.CONFIG_FILE).is_file():
+            raise BadInput(f'"{path}" is an adapter without its base; write BASE+{path.name}')
+        ggufs = sorted(path.glob("*.gguf"))
+        hint = f'name a file in it, such as "{ggufs[0].name}"' if ggufs else "name a folder that save_pretrained wrote"
+        raise BadInput(f'model folder "{path}" has no config.json; {hint}')
+    return _Source(str(path.resolve()), None, None)
+
+
+def _check_config(source: _Source, reference: ModelReference, options: ModelOptions) -> None:
+    if not Path(source.place).is_absolute():
+        failures.require_on_hub(source.place, source.revision)
+    with failures.explained(reference.name), quiet():
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            source.place, trust_remote_code=options.trust_remote_code, **source.keywords
+        )
+    refuse_unsupported(config, reference.name)
+
+
+def _load_base(source: _Source, reference: ModelReference, options: ModelOptions) -> _Base:
+    device = _device(options)
+    keywords: dict[str, Any] = {**source.keywords, "dtype": _dtype(options, device)}
+    if options.device_map or options.quantization:
+        keywords["device_map"] = options.device_map or {"": device}
+    with failures.explained(reference.name), quiet():
+        if options.quantization:
+            keywords["quantization_config"] = _quantization(options.quantization)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source.place,
+            attn_implementation=options.attention,
+            trust_remote_code=options.trust_remote_code,
+            output_loading_info=True,
+            **keywords,
+        )
+        if missing := sorted(info["missing_keys"]):
+            # Transformers would go on with random numbers in their place.
+            raise BadInput(
+                f'the checkpoint of "{reference.name}" lacks {len(missing)} of the model\'s tensors, '
+                f'such as "{missing[0]}"; its config and weights do not belong together'
+            )
+        if source.gguf:
+            plain_weights(model)
+        if "device_map" not in keywords and not hasattr(model, "hf_device_map"):
+            model.to(device)
+    return _Base(source, model, getattr(model.config, "_commit_hash", None))
+
+
+def _finish(base: _Base, reference: ModelReference, options: ModelOptions) -> LoadedModel:
+    """Merges the adapter, loads the tokenizer, takes the fingerprints."""
+    model, adapter = base.model, None
+    if reference.adapter:
+        adapter = adapters.folder(reference.adapter, reference.adapter_revision)
+        with failures.explained(reference.name), quiet():
+            model = adapters.merge(model, adapter, reference.name)
+    model.eval().requires_grad_(False)
+    tokenizer = _tokenizer(base, adapter, reference, options)
+    weights = model.get_input_embeddings().weight
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        reference=reference,
+        fingerprint=fingerprint(Path(_local(base)), base.source.gguf, adapter, model.config, tokenizer),
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=weights.device if weights.device.type != "meta" else _device(options),
+        commit=base.commit,
+    )
+
+
+def _tokenizer(base: _Base, adapter: Path | None, reference: ModelReference, options: ModelOptions) -> Any:
+    """Returns the adapter's own tokenizer where it brings one, since it may have tokens or a template of its own."""
+    own = adapter and (adapter / "tokenizer_config.json").is_file()
+    place, keywords = (str(adapter), {}) if own else (base.source.place, base.source.keywords)
+    with failures.explained(reference.name), quiet():
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=options.trust_remote_code, **keywords)
+
+
+def _local(base: _Base) -> str:
+    """Returns the folder that the weights were read from: for a hub id its snapshot in the hub's cache."""
+    if Path(base.source.place).is_absolute():
+        return base.source.place
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(base.source.place, "config.json", revision=base.commit or base.source.revision)
+    if not isinstance(config, str):
+        raise BadInput(f'"{base.source.place}" is not in the hub\'s cache after loading; check HF_HOME')
+    return str(Path(config).parent)
+
+
+def _twin(model: PreTrainedModel) -> PreTrainedModel:
+    """Returns an independent copy in memory.
+
+    Accelerate's hooks close over the module they were put on, so a copied hook would run the original's weights: they
+    are taken off before and put back on both.
+    """
+    device_map = getattr(model, "hf_device_map", {})
+    if len(set(device_map.values())) < 2:
+        return copy.deepcopy(model)
+    from accelerate import dispatch_model
+    from accelerate.hooks import remove_hook_from_module
+
+    if "disk" in device_map.values():
+        raise BadInput("a base that both models share cannot be offloaded to disk; use more memory or a smaller dtype")
+    remove_hook_from_module(model, recurse=True)
+    twin = copy.deepcopy(model)
+    dispatch_model(model, device_map=device_map)
+    dispatch_model(twin, device_map=device_map)
+    return twin
+
+
+def _device(options: ModelOptions) -> torch.device:
+    if options.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(options.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise BadInput(
+            f'device "{options.device}" is not there; `kvprofile doctor` lists this machine\'s devices'
+        ) from error
+    return device
+
+
+def _dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
+    if options.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = getattr(torch, options.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise BadInput(f'unknown dtype "{options.dtype}"; use auto, float32, bfloat16 or float16')
+    return dtype
+
+
+def _quantization(options: dict[str, Any]) -> Any:
+    from transformers.quantizers.auto import AutoQuantizationConfig
+
+    if not options.keys() & {"quant_method", "load_in_4bit", "load_in_8bit"}:
+        raise BadInput(
+            'quantization needs "quant_method", or "load_in_4bit: true" or "load_in_8bit: true" for bitsandbytes'
+        )
+    return AutoQuantizationConfig.from_dict(dict(options))

@@ -1,0 +1,1 @@
+"""What people read: summaries of a profile and their drawing on a terminal."""

@@ -1,0 +1,83 @@
+"""What `kvprofile show` says of a profile, as one document; nothing is drawn here."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from kvprofile.report.frontier import Row, grids, groups_on
+from kvprofile.store.reader import MEASUREMENTS_FILE, SAMPLES_FILE, Profile
+
+ARMS = ("full_prefill", "full_reuse", "sender_alone", "no_context")
+
+_MOST_ERRORS = 5
+_OF_PAIR = ("sender", "receiver")
+_OF_DATA = ("datasets", "metrics")
+
+
+def summarize(profile: Profile) -> dict[str, Any]:
+    """Returns header, pair, environment, data, baselines, plans, samples, errors and files of a profile.
+
+    `samples` and `errors` are None where the profile was copied without the tables that tell.
+    """
+    rows: list[Row] = profile.rows.to_pylist()
+    header = dict(profile.header)
+    return {
+        "profile": str(profile.folder),
+        "header": {k: v for k, v in header.items() if k not in (*_OF_PAIR, *_OF_DATA)},
+        "pair": {role: header[role] for role in _OF_PAIR},
+        "environment": _environment(profile.folder / "environment.json"),
+        "data": {name: header[name] for name in _OF_DATA},
+        "baselines": _baselines(rows),
+        "plans": {
+            "total": len({(r["strategy"], r["start_layer"], r["stop_layer"], r["params"]) for r in rows}),
+            "groups_by_granularity": {str(unit): len(groups_on(rows, unit)) for unit in grids(rows)},
+        },
+        "samples": _samples(profile) if (profile.folder / SAMPLES_FILE).is_file() else None,
+        "errors": _errors(profile) if (profile.folder / MEASUREMENTS_FILE).is_file() else None,
+        "files": [
+            {"name": file.name, "bytes": file.stat().st_size}
+            for file in sorted(profile.folder.iterdir())
+            if file.is_file()
+        ],
+    }
+
+
+def _baselines(rows: list[Row]) -> list[dict[str, Any]]:
+    blocks = dict.fromkeys((r["task"], r["dataset"], r["metric"]) for r in rows)
+    return [
+        {
+            "task": task,
+            "dataset": dataset,
+            "metric": metric,
+            "arms": {
+                r["strategy"]: {name: r[name] for name in ("quality", "n_scored", "n_planned")}
+                for r in rows
+                if (r["task"], r["dataset"], r["metric"]) == (task, dataset, metric) and r["strategy"] in ARMS
+            },
+        }
+        for task, dataset, metric in blocks
+    ]
+
+
+def _samples(profile: Profile) -> dict[str, int]:
+    samples = profile.samples()
+    truncated = [count for count in samples["truncated_tokens"].to_pylist() if count]
+    return {"total": len(samples), "truncated": len(truncated), "most_truncated_tokens": max(truncated, default=0)}
+
+
+def _errors(profile: Profile) -> dict[str, Any]:
+    table = profile.measurements()
+    failed = [e for e, s in zip(table["error"].to_pylist(), table["status"].to_pylist(), strict=True) if s == "error"]
+    common = Counter(str(error) for error in failed).most_common(_MOST_ERRORS)
+    return {"total": len(failed), "most_frequent": [{"error": error, "count": count} for error, count in common]}
+
+
+def _environment(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

@@ -1,0 +1,1 @@
+"""Profiles on disk: Arrow schemas, writer, reader, index. No torch, and no numpy in what a runtime reads."""

@@ -1,0 +1,99 @@
+"""Writes tables and publishes profile versions so that a reader never meets a half-written one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from filelock import FileLock
+
+from kvprofile.store.reader import versions
+from kvprofile.store.schema import FOOTER_KEY, missing_header_keys
+
+_LONGEST_NAME = 96
+_TEMPORARY = ".tmp-"
+
+
+def pair_folder(out: Path, sender_name: str, receiver_name: str) -> Path:
+    """Returns the folder of a pair in the store `out`: `<receiver>__from__<sender>`, safe on any file system."""
+    return out / f"{_safe(receiver_name)}__from__{_safe(sender_name)}"
+
+
+def _safe(name: str) -> str:
+    safe = re.sub(r"[^A-Za-z0-9._+@-]", "_", name.replace("/", "--")).strip(".")
+    if safe == name.replace("/", "--") and 0 < len(safe) <= _LONGEST_NAME:
+        return safe
+    # Two names that differ only in what was replaced or cut must not share a folder.
+    return f"{safe[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}".lstrip("-")
+
+
+def write_table(table: pa.Table, path: Path, footer: dict[str, Any] | None = None) -> None:
+    """Writes a table as Parquet under a temporary name and renames it; `footer` goes to the key `kvprofile`.
+
+    Raises:
+        ValueError: If the footer lacks a required key; nothing is written then.
+    """
+    if footer is not None:
+        if missing := missing_header_keys(footer):
+            raise ValueError(f"the profile's footer lacks {', '.join(missing)}")
+        encoded = json.dumps(footer, ensure_ascii=False, sort_keys=True, allow_nan=False)
+        table = table.replace_schema_metadata({FOOTER_KEY: encoded})
+    temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{path.name}")
+    try:
+        with temporary.open("wb") as file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def publish(pair: Path, build: Callable[[Path, int], None]) -> Path:
+    """Returns the folder of a new version of the pair, complete or not there at all.
+
+    `build` gets an empty temporary folder and the version's number and writes all files. Publishers of one pair
+    take turns, so two sweeps at once get two numbers; what a killed one left behind is removed by the next.
+    """
+    pair.mkdir(parents=True, exist_ok=True)
+    with FileLock(pair / ".lock"):
+        for leftover in pair.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        number = max((n for n, _ in versions(pair)), default=0) + 1
+        temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=pair))
+        try:
+            build(temporary, number)
+            temporary.chmod(0o777 & ~_umask())  # mkdtemp's 0700 would keep the user's group from the profile
+            target = pair / f"v{number:04d}"
+            temporary.rename(target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        _sync_folder(pair)
+    return target
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,28 @@
+"""The receiver prefills the whole context itself: the ceiling every loss is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvprofile.layers import Plan
+from kvprofile.strategies import Reading
+
+if TYPE_CHECKING:
+    from kvprofile.engine.contexts import ContextCaches
+
+version = 1
+reference = "https://arxiv.org/abs/2411.02820"
+candidate = True
+
+
+def plans(layers: int, granularity: Sequence[int]) -> list[Plan]:
+    return [Plan("full_prefill")]
+
+
+def read(caches: ContextCaches, plan: Plan) -> Reading:
+    return Reading(caches.receiver_kv)
+
+
+def recomputed_layers(plan: Plan, layers: int) -> int:
+    return layers

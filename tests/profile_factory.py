@@ -1,0 +1,183 @@
+"""Publishes a small synthetic profile through the real writer: layers 2 and 3 matter, the others do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kvprofile.analysis.profile_table import PlanCost, Source, build_profile_rows
+from kvprofile.layers import LayerRange, Plan, grid_union, largest_unit
+from kvprofile.store.schema import FORMAT_VERSION, MEASUREMENTS, SAMPLES
+from kvprofile.store.writer import pair_folder, publish, write_table
+
+ARMS = ("full_prefill", "full_reuse", "sender_alone", "no_context")
+CRITICAL = frozenset({2, 3})
+
+
+def header(**changes: Any) -> dict[str, Any]:
+    model = {
+        "name": "receiver",
+        "revision": None,
+        "weights_sha256": "a" * 64,
+        "tokenizer_sha256": "b" * 64,
+        "architecture": "LlamaForCausalLM",
+        "layers": 6,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "hidden_size": 64,
+        "dtype": "float32",
+        "quantization": None,
+    }
+    return {
+        "format_version": FORMAT_VERSION,
+        "kvprofile_version": "0.1.0",
+        "profile_id": "0123456789abcdef",
+        "version": 1,
+        "created_at": "2026-01-02T03:04:05Z",
+        "sender": {**model, "name": "sender", "weights_sha256": "c" * 64},
+        "receiver": model,
+        "recipe_sha256": "d" * 64,
+        "datasets": [{"name": "hotpotqa", "sha256": "e" * 64, "sample_ids_sha256": "f" * 64}],
+        "metrics": ["f1@1", "exact_match@1"],
+        "attention": "sdpa",
+        "device": "cpu",
+        "torch": "2.13.0",
+        "transformers": "5.24.0",
+        "seed": 0,
+        "confidence": 0.95,
+        **changes,
+    }
+
+
+def plans(layers: int, granularity: tuple[int, ...]) -> list[Plan]:
+    return [*map(Plan, ARMS), *(Plan("layer_group", group) for group in grid_union(layers, granularity))]
+
+
+def recomputed(plan: Plan, layers: int) -> int:
+    return plan.range.count if plan.range else layers * (plan.strategy in ("full_prefill", "sender_alone"))
+
+
+def cost(plan: Plan, layers: int, granularity: tuple[int, ...], sources: list[Source]) -> PlanCost:
+    count = recomputed(plan, layers)
+    return PlanCost(
+        plan=plan,
+        granularity=largest_unit(plan.range, layers, granularity) if plan.range else None,
+        recomputed_layers=count,
+        total_layers=layers,
+        prefill_flops=dict.fromkeys(sources, count * 1e9),
+        full_prefill_flops=dict.fromkeys(sources, layers * 1e9),
+        kv_bytes_per_token=(layers - count) * 256,
+        e_bytes_per_token=256 if plan.range and plan.range.start else 0,
+        measured_prefill_ms=dict.fromkeys(sources, 10.0 * count if plan.range is None else None),
+        measured_full_prefill_ms=dict.fromkeys(sources, 10.0 * layers),
+        context_tokens_median=dict.fromkeys(sources, 100),
+    )
+
+
+def share_kept(plan: Plan) -> float:
+    """Share of full prefill's score that a plan keeps."""
+    if plan.range is None:
+        return {"full_prefill": 1.0, "full_reuse": 0.6, "sender_alone": 0.4}.get(plan.strategy, 0.1)
+    return 1 - 0.2 * len(CRITICAL - set(range(plan.range.start, plan.range.stop)))
+
+
+def measurements(
+    *, layers: int = 6, samples: int = 8, granularity: tuple[int, ...] = (1, 2, 3), sources: list[Source], seed: int = 0
+) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    rows = []
+    for task, dataset in sources:
+        for i, score in enumerate(rng.uniform(0.4, 1.0, samples)):
+            for plan in plans(layers, granularity):
+                kept = share_kept(plan)
+                strategy, start, stop, params = plan.key
+                rows += [
+                    {
+                        "sample_id": f"s{i}",
+                        "task": task,
+                        "dataset": dataset,
+                        "metric": metric,
+                        "strategy": strategy,
+                        "start_layer": start,
+                        "stop_layer": stop,
+                        "params": params,
+                        "value": kept * score if metric == "f1" else float(kept == 1),
+                        "baseline_value": score if metric == "f1" else 1.0,
+                        "kl": 1 - kept,
+                        "nll": 1.0,
+                        "top1_agreement": kept,
+                        "output_token_ids": [i, round(100 * kept)],
+                        "output_text": f"answer {i}",
+                        "context_tokens": 100,
+                        "suffix_tokens": 10,
+                        "status": "ok",
+                        "error": None,
+                    }
+                    for metric in ("f1", "exact_match")
+                ]
+    return rows
+
+
+def fail(row: dict[str, Any], error: str = "out of memory") -> None:
+    """Makes a measurement one that failed."""
+    row.update(value=None, kl=None, nll=None, top1_agreement=None, output_token_ids=None, status="error", error=error)
+
+
+def publish_profile(
+    out: Path,
+    rows: list[dict[str, Any]] | None = None,
+    *,
+    layers: int = 6,
+    samples: int = 8,
+    granularity: tuple[int, ...] = (1, 2, 3),
+    sources: list[Source] | None = None,
+    **header_changes: Any,
+) -> Path:
+    """Returns the folder of a new version in the store `out`; `rows` are its measurements."""
+    sources = sources or [("qa", "hotpotqa")]
+    if rows is None:
+        rows = measurements(layers=layers, samples=samples, granularity=granularity, sources=sources)
+    footer = header(**header_changes)
+    table = pa.Table.from_pylist(rows, schema=MEASUREMENTS)
+    profile = build_profile_rows(
+        table,
+        [cost(plan, layers, granularity, sources) for plan in plans(layers, granularity)],
+        n_planned=dict.fromkeys(sources, samples),
+        confidence=footer["confidence"],
+        resamples=200,
+        seed=footer["seed"],
+    )
+    ids = [
+        {
+            "sample_id": f"s{i}",
+            "task": task,
+            "dataset": dataset,
+            "context_token_ids": [1, 2, 3],
+            "suffix_token_ids": [4],
+            "references": ["x"],
+            "head_tokens": 1,
+            "truncated_tokens": 7 if i == 0 else 0,
+            "max_new_tokens": 32,
+            "context_sha256": "0" * 64,
+        }
+        for task, dataset in sources
+        for i in range(samples)
+    ]
+
+    def build(folder: Path, version: int) -> None:
+        numbered = {**footer, "version": version}
+        write_table(profile, folder / "profile.parquet", numbered)
+        write_table(table, folder / "measurements.parquet", numbered)
+        write_table(pa.Table.from_pylist(ids, schema=SAMPLES), folder / "samples.parquet")
+        (folder / "environment.json").write_text('{"python": "3.11"}', encoding="utf-8")
+        (folder / "recipe.yaml").write_text("seed: 0\n", encoding="utf-8")
+
+    return publish(pair_folder(out, footer["sender"]["name"], footer["receiver"]["name"]), build)
+
+
+def group_rows(profile: pa.Table, start: int, stop: int) -> list[dict[str, Any]]:
+    wanted = LayerRange(start, stop)
+    return [r for r in profile.to_pylist() if (r["start_layer"], r["stop_layer"]) == wanted]

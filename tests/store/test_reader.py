@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kvprofile.errors import BadInput
+from kvprofile.store.reader import load, resolve
+from kvprofile.store.schema import FORMAT_VERSION, PROFILE
+from kvprofile.store.writer import write_table
+from tests.profile_factory import header, publish_profile
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path) -> Path:
+    return publish_profile(tmp_path / "outputs", samples=2, granularity=(3,))
+
+
+def test_every_way_of_naming_a_profile_leads_to_it(folder: Path) -> None:
+    for path in (folder, folder / "profile.parquet", folder.parent, folder.parent.parent):
+        assert resolve(str(path)) == folder
+
+
+def test_newest_version_is_by_number(folder: Path) -> None:
+    folder.rename(folder.parent / "v9999")
+    newest = publish_profile(folder.parent.parent, samples=2, granularity=(3,))
+    assert newest.name == "v10000"
+    assert resolve(folder.parent) == newest
+
+
+def test_store_with_two_pairs_lists_them(folder: Path) -> None:
+    store = folder.parent.parent
+    publish_profile(store, samples=2, granularity=(3,), sender={**header()["sender"], "name": "other"})
+    with pytest.raises(BadInput, match=r"2 pairs.*receiver__from__other.*receiver__from__sender"):
+        resolve(store)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no profile at"):
+        resolve(tmp_path / "nowhere")
+    with pytest.raises(BadInput, match="kvprofile sweep"):
+        resolve(tmp_path)
+    (tmp_path / "other.parquet").touch()
+    with pytest.raises(BadInput, match="is not a profile"):
+        resolve(tmp_path / "other.parquet")
+
+
+def test_round_trip(folder: Path) -> None:
+    profile = load(folder)
+    assert profile.header["receiver"]["name"] == "receiver"
+    assert profile.rows.schema.names == PROFILE.names
+    assert len(profile.samples()) == 2
+    assert len(profile.measurements()) == 2 * 2 * (4 + 3)
+
+
+@pytest.mark.parametrize("keep", [0, 3, 100, -9, -200])
+def test_truncated(folder: Path, keep: int) -> None:
+    path = folder / "profile.parquet"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(BadInput, match=r"profile\.parquet is truncated"):
+        load(folder)
+
+
+def test_damaged_page(folder: Path) -> None:
+    path = folder / "measurements.parquet"
+    content = bytearray(path.read_bytes())
+    content[4 : len(content) // 2] = b"\xff" * (len(content) // 2 - 4)
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=r"measurements\.parquet is truncated"):
+        load(folder).measurements()
+
+
+def test_missing_table(folder: Path) -> None:
+    (folder / "samples.parquet").unlink()
+    with pytest.raises(BadInput, match="incomplete"):
+        load(folder).samples()
+
+
+def test_foreign_parquet(folder: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}), folder / "profile.parquet")
+    with pytest.raises(BadInput, match="not written by kvprofile"):
+        load(folder)
+
+
+@pytest.mark.parametrize("footer", ["no json", "[]", "{}", '{"format_version": "1"}', '{"format_version": true}'])
+def test_foreign_footer(folder: Path, footer: str) -> None:
+    table = pq.read_table(folder / "profile.parquet").replace_schema_metadata({"kvprofile": footer})
+    pq.write_table(table, folder / "profile.parquet")
+    with pytest.raises(BadInput, match="not written by kvprofile"):
+        load(folder)
+
+
+def test_newer_format_names_the_command(folder: Path) -> None:
+    table = pa.table({"columns": ["of the future"]})
+    future = '{"format_version": 2, "unknown": {}}'
+    pq.write_table(table.replace_schema_metadata({"kvprofile": future}), folder / "profile.parquet")
+    message = rf"newer kvprofile \(format 2, this reads up to {FORMAT_VERSION}\): pip install -U kvprofile"
+    with pytest.raises(BadInput, match=message):
+        load(folder)
+
+
+def test_missing_column_and_wrong_type(folder: Path) -> None:
+    path = folder / "profile.parquet"
+    whole = pq.read_table(path)
+    write_table(whole.drop_columns(["loss_rel"]), path, header())
+    with pytest.raises(BadInput, match="no column loss_rel"):
+        load(folder)
+    texts = pa.array(["many"] * len(whole))
+    write_table(whole.set_column(whole.schema.get_field_index("quality"), "quality", texts), path, header())
+    with pytest.raises(BadInput, match=r"profile\.parquet"):
+        load(folder)
+
+
+def test_incomplete_footer(folder: Path) -> None:
+    table = pq.read_table(folder / "profile.parquet").replace_schema_metadata({"kvprofile": '{"format_version": 1}'})
+    pq.write_table(table, folder / "profile.parquet")
+    with pytest.raises(BadInput, match="incomplete footer"):
+        load(folder)
+
+
+def test_more_columns_than_known_are_ignored(folder: Path) -> None:
+    path = folder / "profile.parquet"
+    whole = pq.read_table(path)
+    write_table(whole.append_column("extra", pa.array([0] * len(whole))), path, header())
+    assert load(folder).rows.schema.names == PROFILE.names

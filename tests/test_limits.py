@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from kvprofile.errors import BadInput
+from kvprofile.limits import LossLimit, parse_loss
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "unit"),
+    [
+        ("1%", 1, "%"),
+        ("0.5 %", 0.5, "%"),
+        (".5pt", 0.5, "pt"),
+        ("2 points", 2, "pt"),
+        ("0%", 0, "%"),
+        ("100%", 100, "%"),
+    ],
+)
+def test_parses(text: str, value: float, unit: str) -> None:
+    assert parse_loss(text) == (value, unit)
+
+
+@pytest.mark.parametrize("text", ["1", "", "%", "-1%", "101%", "nan%", "1e1%", "1%%", "one%", "1% 2"])
+def test_refuses_what_is_no_loss(text: str) -> None:
+    with pytest.raises(BadInput, match="write 1%"):
+        parse_loss(text)
+
+
+def test_allows_up_to_the_limit_in_its_own_unit() -> None:
+    row = {"loss_rel": 1 - 0.72 / 0.80, "loss_points": 8.0}
+    assert row["loss_rel"] > 0.1
+    assert LossLimit(10, "%").allows(row)
+    assert not LossLimit(9.9, "%").allows(row)
+    assert LossLimit(8, "pt").allows(row)
+    assert not LossLimit(7.9, "pt").allows(row)
+
+
+def test_allows_a_gain() -> None:
+    assert LossLimit(0, "%").allows({"loss_rel": -0.2, "loss_points": -10})
