@@ -15,7 +15,7 @@ class LayerRange(NamedTuple):
     stop: int
 
     @property
-    def count(self) -> int:
+    def length(self) -> int:
         return self.stop - self.start
 
 
@@ -63,6 +63,6 @@ def describe(group: LayerRange | None, layers: int) -> str:
     """Returns the group as people read it, such as `layers 8–18 (11 of 30)`: both ends inclusive."""
     if group is None:
         return "–"
-    if group.count == 1:
+    if group.length == 1:
         return f"layer {group.start} (1 of {layers})"
-    return f"layers {group.start}–{group.stop - 1} ({group.count} of {layers})"
+    return f"layers {group.start}–{group.stop - 1} ({group.length} of {layers})"

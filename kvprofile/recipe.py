@@ -35,8 +35,8 @@ class ModelOptions(_Options):
     """How both models are loaded.
 
     Attributes:
-        dtype: `auto` takes the checkpoint's own.
-        device: Such as `cpu`, `cuda:0`, `mps`; `auto` takes the fastest there is.
+        dtype: `auto` is bfloat16 on CUDA and float32 elsewhere.
+        device: Such as `cpu` or `cuda:0`; `auto` takes CUDA where there is any.
         device_map: Accelerate's, for models that do not fit one device.
         attention: Transformers' name of the attention kernel.
         quantization: Keyword arguments of Transformers' quantisation config, such as `{"load_in_4bit": true}`.
@@ -282,7 +282,10 @@ def recipe_from_options(
 
     Args:
         recipe: Path or bundled name, None for options alone.
-        sender: Replaces the recipe's; likewise receiver, dataset (with task).
+        sender: Replaces the recipe's.
+        receiver: Likewise.
+        dataset: Likewise, as the only data set.
+        task: Of that data set.
         options: Other fields by name, None where not given; `granularity` as text such as `1,2,3`.
         models: Fields of `ModelOptions`, None where not given.
 
@@ -298,9 +301,10 @@ def recipe_from_options(
     elif task is not None:
         raise BadInput("--task says how --dataset is asked and scored; give both")
     base: Recipe | None = load_recipe(recipe) if recipe else None
-    if base is None:
-        if missing := [f"--{key}" for key, name in (("sender", "sender"), ("receiver", "receiver"), ("dataset", "data")) if name not in changes]:
-            raise BadInput(f"give a recipe, or {', '.join(missing)}; kvprofile recipe ls shows the bundled recipes")
+    options_of = {"sender": "--sender", "receiver": "--receiver", "data": "--dataset"}
+    missing = [option for name, option in options_of.items() if name not in changes]
+    if base is None and missing:
+        raise BadInput(f"give a recipe, or {', '.join(missing)}; kvprofile recipe ls shows the bundled recipes")
     given = {key: value for key, value in models.items() if value is not None}
     if given:
         changes["models"] = {**(base.models.model_dump() if base else {}), **given}

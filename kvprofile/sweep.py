@@ -149,7 +149,17 @@ def _prepare(recipe: Recipe, out: Path, progress: Progress) -> _Run:
     identity = _identity(recipe, parts, samples, sender, receiver, strategies, end_ids).sha256()
     folder = pair_folder(out, sender.reference.name, receiver.reference.name)
     return _Run(
-        recipe, parts, samples, sender, receiver, readers, strategies, plans, end_ids, identity, folder / f"run-{identity[:16]}"
+        recipe,
+        parts,
+        samples,
+        sender,
+        receiver,
+        readers,
+        strategies,
+        plans,
+        end_ids,
+        identity,
+        folder / f"run-{identity[:16]}",
     )
 
 
@@ -202,7 +212,9 @@ def _require_same_ids(sample: Sample, sender: LoadedModel, receiver: LoadedModel
     text = receiver.tokenizer.decode(sample.context_token_ids)
     ours, theirs = (m.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for m in (receiver, sender))
     if ours != theirs:
-        at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+        at = next(
+            (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+        )
         raise GateFailed(
             f'sender and receiver turn the context of "{sample.sample_id}" into different token ids from position {at} on '
             f"({theirs[at : at + 3]} and {ours[at : at + 3]}); their tokenizers must be equal"
@@ -214,7 +226,9 @@ def _remark_on(samples: Sequence[Sample], progress: Progress) -> None:
         most = max(s.truncated_tokens for s in cut)
         progress.say(f"{len(cut)} of {len(samples)} contexts are cut in the middle, by up to {most} tokens")
     if moved := sum(s.boundary_moved for s in samples):
-        progress.say(f"{moved} of {len(samples)} prompts would have other ids if context and suffix were tokenised together")
+        progress.say(
+            f"{moved} of {len(samples)} prompts would have other ids if context and suffix were tokenised together"
+        )
 
 
 def _end_ids(receiver: LoadedModel) -> frozenset[int]:
@@ -236,7 +250,16 @@ def _identity(
         sender=tuple(sender.fingerprint),
         receiver=tuple(receiver.fingerprint),
         samples=tuple(
-            (s.sample_id, s.task, s.dataset, s.context_sha256, s.suffix_token_ids, s.references, s.head_tokens, s.max_new_tokens)
+            (
+                s.sample_id,
+                s.task,
+                s.dataset,
+                s.context_sha256,
+                s.suffix_token_ids,
+                s.references,
+                s.head_tokens,
+                s.max_new_tokens,
+            )
             for s in samples
         ),
         metrics=tuple(f"{task}/{dataset}/{m.identity}" for p in parts for task, dataset in [p.key] for m in p.metrics),
@@ -305,9 +328,7 @@ def _measure(run: _Run, sample: Sample, progress: Progress) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=MEASUREMENTS)
 
 
-def _score(
-    run: _Run, sample: Sample, answer: Answer, metrics: Sequence[Metric]
-) -> tuple[str | None, dict[str, float]]:
+def _score(run: _Run, sample: Sample, answer: Answer, metrics: Sequence[Metric]) -> tuple[str | None, dict[str, float]]:
     if answer.token_ids is None:
         return None, {}
     text: str = run.receiver.tokenizer.decode(answer.token_ids, skip_special_tokens=True)
@@ -359,20 +380,18 @@ def _costs(run: _Run, timings: Sequence[dict[str, Any]]) -> list[PlanCost]:
     for part in run.parts:
         own = [len(s.context_token_ids) for s in run.samples if (s.task, s.dataset) == part.key]
         lengths[part.key] = int(statistics.median(own))
-    measured = {(t["start_layer"], t["stop_layer"]): statistics.median(t["prefill_ms"]) for t in timings}
+    measured = {LayerRange(t["start_layer"], t["stop_layer"]): statistics.median(t["prefill_ms"]) for t in timings}
     return [_cost(plan, run, shape, lengths, measured) for plan in run.plans]
 
 
 def _cost(
-    plan: Plan, run: _Run, shape: ModelShape, lengths: dict[Source, int], measured: dict[tuple[int, int], float]
+    plan: Plan, run: _Run, shape: ModelShape, lengths: dict[Source, int], measured: dict[LayerRange, float]
 ) -> PlanCost:
     whole = LayerRange(0, shape.layers)
     recomputed = run.strategies[plan.strategy].recomputed_layers(plan, shape.layers)
     group = plan.range or LayerRange(0, recomputed)
-    ships = plan.strategy in ("full_reuse", "layer_group")
-    # The longest context timed is the sample of median length over all data; with one data set that is its own.
-    own_time = {key: measured.get(tuple(group)) if group.count else None for key in lengths} if len(lengths) == 1 else {}
-    full_time = {key: measured.get(tuple(whole)) for key in lengths} if len(lengths) == 1 else {}
+    ships = run.strategies[plan.strategy].candidate
+    timed = lengths if len(lengths) == 1 else {}  # prefills were timed at one length, so for one data set only
     return PlanCost(
         plan=plan,
         granularity=largest_unit(plan.range, shape.layers, run.recipe.granularity) if plan.range else None,
@@ -382,8 +401,8 @@ def _cost(
         full_prefill_flops={key: prefill_flops(shape, tokens, whole) for key, tokens in lengths.items()},
         kv_bytes_per_token=kv_bytes_per_token(shape, shape.layers - recomputed) if ships else 0,
         e_bytes_per_token=e_bytes_per_token(shape, group) if ships else 0,
-        measured_prefill_ms=own_time,
-        measured_full_prefill_ms=full_time,
+        measured_prefill_ms=dict.fromkeys(timed, measured.get(group)),
+        measured_full_prefill_ms=dict.fromkeys(timed, measured.get(whole)),
         context_tokens_median=lengths,
     )
 
@@ -443,7 +462,7 @@ def _model_header(loaded: LoadedModel, recipe: Recipe) -> dict[str, Any]:
     heads = config.num_attention_heads
     return {
         "name": loaded.reference.name,
-        "revision": loaded.reference.revision,
+        "revision": loaded.commit or loaded.reference.revision,
         "weights_sha256": loaded.fingerprint.weights_sha256,
         "tokenizer_sha256": loaded.fingerprint.tokenizer_sha256,
         "template_sha256": loaded.fingerprint.template_sha256,

@@ -57,7 +57,7 @@ def plans(layers: int, granularity: tuple[int, ...]) -> list[Plan]:
 
 
 def recomputed(plan: Plan, layers: int) -> int:
-    return plan.range.count if plan.range else layers * (plan.strategy in ("full_prefill", "sender_alone"))
+    return plan.range.length if plan.range else layers * (plan.strategy in ("full_prefill", "sender_alone"))
 
 
 def cost(plan: Plan, layers: int, granularity: tuple[int, ...], sources: list[Source]) -> PlanCost:

@@ -12,6 +12,7 @@ import typer
 
 from kvprofile import __version__
 from kvprofile.errors import KvprofileError
+from kvprofile.report.text import harmless
 
 app = typer.Typer(
     name="kvprofile",
@@ -59,7 +60,9 @@ def main() -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             place = f" at {error.filename}" if error.filename else ""
             _fail(f"the disk is full{place}; free some space and run the same command again to go on", 3, debug)
-        if isinstance(error, (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError)):
+        if isinstance(
+            error, (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
+        ):
             _fail(f"{error.strerror}: {error.filename}; check the path and its permissions", 2, debug)
         _fail(f"{error}; run again with --debug for the traceback", 4, debug)
     except MemoryError:
@@ -72,5 +75,5 @@ def main() -> None:
 def _fail(sentence: str, code: int, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    typer.echo(f"kvprofile: {sentence}", err=True)
+    typer.echo(f"kvprofile: {harmless(sentence)}", err=True)
     sys.exit(code)

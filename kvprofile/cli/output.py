@@ -23,4 +23,4 @@ def log() -> Console:
 
 def print_json(document: Any) -> None:
     """Prints one JSON document; NaN and infinity are refused, so that any JSON reader can take it."""
-    typer.echo(json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False))
+    typer.echo(json.dumps(document, ensure_ascii=True, indent=2, allow_nan=False))

@@ -66,7 +66,14 @@ class _Display:
     """Progress on standard error: a bar with time left on a terminal, a line per sample elsewhere."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
         self._console = log()
         self._bar = Progress(

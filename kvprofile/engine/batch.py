@@ -64,7 +64,7 @@ def greedy_rows(
 def _choose(logits: torch.Tensor) -> list[list[int]]:
     """Returns the best token per row and position of `(B, n, vocabulary)` logits, `NOT_FINITE` where there is none."""
     best = logits.argmax(dim=-1)
-    return best.masked_fill(~logits.isfinite().all(dim=-1), NOT_FINITE).tolist()  # type: ignore[no-any-return]
+    return best.masked_fill(~logits.isfinite().all(dim=-1), NOT_FINITE).tolist()
 
 
 def _verified(guess: Sequence[int], draft: Sequence[int], ends: frozenset[int]) -> list[int]:

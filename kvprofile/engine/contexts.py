@@ -54,4 +54,4 @@ class ContextCaches:
             rest = LayerRange(group.start, self._receiver.all_layers.stop)
             self._from_start = ()  # freed before the next pass needs the room
             self._from_start, self._start = self._receiver.recompute(self._token_ids, rest, entering), group.start
-        return (*sender.kv[: group.start], *self._from_start[: group.count], *sender.kv[group.stop :])
+        return (*sender.kv[: group.start], *self._from_start[: group.length], *sender.kv[group.stop :])

@@ -110,7 +110,9 @@ class Decoder:
         the layers' `forward` (not the layers) leaves hooks and offloading by accelerate in place but unused for skipped layers.
         """
 
-        def replace(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def replace(
+            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             if args:
                 return (entering, *args[1:]), kwargs
             return args, {**kwargs, "hidden_states": entering}
@@ -174,7 +176,9 @@ def find_layers(model: PreTrainedModel) -> list[nn.Module]:
         if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers
     ]
     if len(stacks) != 1:
-        raise BadInput(f"{name} has no single stack of {config.num_hidden_layers} decoder layers that kvprofile can address")
+        raise BadInput(
+            f"{name} has no single stack of {config.num_hidden_layers} decoder layers that kvprofile can address"
+        )
     return list(stacks[0])
 
 

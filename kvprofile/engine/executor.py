@@ -81,8 +81,8 @@ def answer_plans(
                 raise
             if rows == 1:
                 raise OutOfMemory(
-                    "out of memory with one plan at a time; use shorter contexts (--max-context-tokens), a smaller dtype (--dtype "
-                    "bfloat16) or a larger device"
+                    "out of memory with one plan at a time; use shorter contexts (--max-context-tokens), "
+                    "a smaller dtype (--dtype bfloat16) or a larger device"
                 ) from error
             rows = max(1, rows // 2)
             print(f"kvprofile: out of memory, going on with {rows} plans at a time", file=sys.stderr)

@@ -39,7 +39,9 @@ def check_gates(readers: Readers, caches: ContextCaches, token_ids: Sequence[int
     injected = receiver.logits(suffix, prefilled_cache([caches.receiver_kv], len(question.suffix)), keep=1)
     if not plain.isfinite().all():
         raise GateFailed("the receiver's logits are not finite on the first sample; check its weights and dtype")
-    _require(plain, injected, tolerance, "the receiver's own cache, injected, does not give the logits of plain decoding")
+    _require(
+        plain, injected, tolerance, "the receiver's own cache, injected, does not give the logits of plain decoding"
+    )
 
     for index, (ours, whole) in enumerate(zip(caches.mixed(layers), caches.receiver_kv, strict=True)):
         for one, other in zip(ours, whole, strict=True):
@@ -51,7 +53,9 @@ def check_gates(readers: Readers, caches: ContextCaches, token_ids: Sequence[int
     plan = Plan("layer_group", group)
     (answer,) = answer_plans(readers, caches, question, [plan], load_all())
     if answer.token_ids != alone and receiver.model.dtype == torch.float32:
-        raise GateFailed(f"layers {group.start}–{group.stop - 1} give other tokens in the sweep than one plan at a time")
+        raise GateFailed(
+            f"layers {group.start}–{group.stop - 1} give other tokens in the sweep than one plan at a time"
+        )
 
 
 def _require(one: torch.Tensor, other: torch.Tensor, tolerance: float, otherwise: str) -> None:

@@ -53,8 +53,9 @@ def _linear_parameters(layer: nn.Module, config: object) -> int:
     visited = getattr(config, "num_experts_per_tok", None) or 1
     count = 0
     for module in layer.modules():
-        if hasattr(module, "in_features") and hasattr(module, "out_features"):
-            count += module.in_features * module.out_features
+        widths = getattr(module, "in_features", None), getattr(module, "out_features", None)
+        if isinstance(widths[0], int) and isinstance(widths[1], int):
+            count += widths[0] * widths[1]
             continue
         for weight in module.parameters(recurse=False):
             if weight.dim() == 2:

@@ -40,9 +40,9 @@ class Timing(NamedTuple):
 
 def spread_of_groups(groups: Sequence[LayerRange], layers: int) -> list[LayerRange]:
     """Returns all layers and, for a few lengths, the group of that length nearest to the middle."""
-    lengths = sorted({group.count for group in groups})
+    lengths = sorted({group.length for group in groups})
     wanted = sorted({lengths[round(i * (len(lengths) - 1) / 4)] for i in range(5)})
-    nearest = [min((g for g in groups if g.count == n), key=lambda g: abs(g.start + g.stop - layers)) for n in wanted]
+    nearest = [min((g for g in groups if g.length == n), key=lambda g: abs(g.start + g.stop - layers)) for n in wanted]
     return sorted({LayerRange(0, layers), *nearest})
 
 

@@ -73,7 +73,9 @@ def explained(name: str) -> Iterator[None]:
         if error.errno is not None:
             raise
         raise BadInput(_sentence(name, error)) from error
-    except (ImportError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # Parsers of damaged files raise anything, even a bare Exception.
         raise BadInput(_sentence(name, error)) from error
 
 
@@ -87,7 +89,10 @@ def _sentence(name: str, error: Exception) -> str:
     if isinstance(error, SafetensorError):
         return f'the weights of "{name}" are damaged ({text}); fetch or save them again'
     if re.search(r"attn_implementation|flash.?att", text, re.IGNORECASE):
-        return f'model "{name}" cannot use that attention kernel here ({_first(text)}); kvprofile doctor lists what can be used'
+        return (
+            f'model "{name}" cannot use that attention kernel here ({_first(text)}); '
+            "kvprofile doctor lists what can be used"
+        )
     return f'cannot load model "{name}": {_first(text) or type(error).__name__}'
 
 

@@ -1,8 +1,6 @@
 """Ways of reusing a context, one file each. File name = command-line value = value of the `strategy` column.
 
-A strategy module has `version` (part of every identity), `reference` (where the method is described), `candidate` (whether it is a way
-of serving, rather than an arm to compare with), `plans(layers, granularity)` and `read(caches, plan)`. Nothing else has to
-change when a file is added.
+A strategy module offers what `Strategy` lists; nothing else has to change when a file is added.
 """
 
 from __future__ import annotations
@@ -32,7 +30,13 @@ class Reading(NamedTuple):
 
 
 class Strategy(Protocol):
-    """What a strategy module offers."""
+    """What a strategy module offers.
+
+    Attributes:
+        version: Part of every identity; raised when its answers change.
+        reference: Where the method is described.
+        candidate: Whether it is a way of serving, rather than an arm to compare with.
+    """
 
     version: int
     reference: str

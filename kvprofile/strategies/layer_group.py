@@ -25,7 +25,7 @@ def read(caches: ContextCaches, plan: Plan) -> Reading:
 
 
 def recomputed_layers(plan: Plan, layers: int) -> int:
-    return _group(plan).count
+    return _group(plan).length
 
 
 def _group(plan: Plan) -> LayerRange:

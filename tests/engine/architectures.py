@@ -88,9 +88,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 def tiny_model(architecture: str, seed: int) -> PreTrainedModel:
     """Returns a random model whose layers differ enough that a splice of the wrong one shows."""
     torch.manual_seed(seed)
-    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
-        CONFIGS[architecture](), dtype=torch.float32
-    )
+    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(CONFIGS[architecture](), dtype=torch.float32)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() >= 2 and "embed" not in name and "wte" not in name and "wpe" not in name:
