@@ -1,0 +1,206 @@
+"""Sweeps of a tiny pair from end to end: what is published, and that kills, rivals and full disks lose nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from kvprofile import sweep as sweep_module
+from kvprofile.engine import executor
+from kvprofile.errors import BadInput, Interrupted, OutOfMemory
+from kvprofile.recipe import load_recipe, with_options
+from kvprofile.store.reader import load
+from kvprofile.sweep import sweep
+from tests.tiny_models import LAYERS
+from tests.tiny_sweep import RECORDS, write_pair
+
+GROUPS = LAYERS * (LAYERS + 1) // 2
+ARMS = 4
+
+
+class Silent:
+    def __init__(self) -> None:
+        self.remarks: list[str] = []
+        self.measured = 0
+
+    def say(self, remark: str) -> None:
+        self.remarks.append(remark)
+
+    def begin(self, samples: int, plans: int, done: int) -> None:
+        self.resumed = done
+
+    def plans_done(self, count: int) -> None: ...
+
+    def sample_done(self) -> None:
+        self.measured += 1
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def profile(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sweep(load_recipe(str(pair)), tmp_path_factory.mktemp("store"), Silent())
+
+
+def tables(folder: Path) -> list[pa.Table]:
+    """Returns the three tables without footers and measured times, which no two runs share."""
+    names = ("profile", "measurements", "samples")
+    held = [pq.read_table(folder / f"{name}.parquet").replace_schema_metadata(None) for name in names]
+    return [t.drop_columns([c for c in t.column_names if c.startswith("measured_")]) for t in held]
+
+
+def test_every_plan_is_measured_on_every_sample(profile: Path) -> None:
+    held = load(profile)
+    assert profile.name == "v0001"
+    assert held.rows.num_rows == (GROUPS + ARMS) * 2  # two metrics
+    assert held.measurements().num_rows == (GROUPS + ARMS) * 2 * RECORDS
+    rows = held.rows.to_pylist()
+    assert all(row["n_scored"] == row["n_planned"] == RECORDS for row in rows)
+    whole = next(row for row in rows if row["strategy"] == "layer_group" and row["recomputed_layers"] == LAYERS)
+    assert whole["exact_match_rate"] == 1.0
+    assert whole["measured_prefill_ms"] > 0
+    assert {row["granularity"] for row in rows if row["strategy"] == "layer_group"} == {1, 2}
+    reuse = next(row for row in rows if row["strategy"] == "full_reuse")
+    assert (reuse["kv_bytes_per_token"], reuse["prefill_flops"]) == (LAYERS * 2 * 2 * 8 * 4, 0)
+
+
+def test_samples_let_anybody_repeat_a_measurement(profile: Path, pair: Path) -> None:
+    """Plain Transformers calls, nothing of kvprofile: full prefill of the stored ids gives the stored answers."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(pair.parent / "base", dtype=torch.float32)
+    answers = {
+        row["sample_id"]: row["output_token_ids"]
+        for row in load(profile).measurements().to_pylist()
+        if row["strategy"] == "full_prefill"
+    }
+    for sample in pq.read_table(profile / "samples.parquet").to_pylist():
+        prompt = sample["context_token_ids"] + sample["suffix_token_ids"]
+        out = model.generate(torch.tensor([prompt]), max_new_tokens=sample["max_new_tokens"], do_sample=False)
+        assert out[0, len(prompt) :].tolist() == answers[sample["sample_id"]]
+
+
+def test_without_text_neither_texts_nor_ids_are_stored(pair: Path, tmp_path: Path) -> None:
+    folder = sweep(with_options(load_recipe(str(pair)), store_text=False, contexts=2), tmp_path, Silent())
+    held = load(folder)
+    assert held.measurements()["output_text"].null_count == held.measurements().num_rows
+    assert held.measurements()["output_token_ids"].null_count == held.measurements().num_rows
+    samples = pq.read_table(folder / "samples.parquet")
+    assert samples["context_token_ids"].null_count == samples["references"].null_count == 2
+
+
+def test_an_interrupted_sweep_goes_on(
+    pair: Path, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, written = sweep_module.write_table, []
+
+    def full_disk(table: pa.Table, path: Path, footer: dict[str, object] | None = None) -> None:
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        written.append(path)
+        real(table, path, footer)
+
+    recipe = load_recipe(str(pair))
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep_module, "write_table", full_disk)
+        with pytest.raises(OSError, match="No space"):
+            sweep(recipe, tmp_path, Silent())
+    part = written[0]
+    part.write_bytes(part.read_bytes()[:100])  # a torn part is measured again
+    told = Silent()
+    folder = sweep(recipe, tmp_path, told)
+    assert (told.resumed, told.measured) == (1, RECORDS - 1)
+    assert all(a.equals(b) for a, b in zip(tables(folder), tables(profile), strict=True))
+
+
+def test_block_size_does_not_move_the_scores(
+    pair: Path, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "MOST_ROWS", 1)
+    folder = sweep(load_recipe(str(pair)), tmp_path, Silent())
+    assert all(a.equals(b) for a, b in zip(tables(folder), tables(profile), strict=True))
+
+
+def test_out_of_memory_halves_the_block(
+    pair: Path, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = executor._answer_block
+
+    def small(readers: object, readings: list[object], *rest: object) -> object:
+        if len(readings) > 3:
+            raise torch.OutOfMemoryError("too many rows")
+        return real(readers, readings, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(executor, "_answer_block", small)
+    folder = sweep(load_recipe(str(pair)), tmp_path, Silent())
+    assert all(a.equals(b) for a, b in zip(tables(folder), tables(profile), strict=True))
+
+
+def test_out_of_memory_with_one_plan_is_said(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> object:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(executor, "_answer_block", none)
+    with pytest.raises(OutOfMemory, match="max-context-tokens"):
+        sweep(load_recipe(str(pair)), tmp_path, Silent())
+
+
+def test_the_same_sweep_twice_at_once_is_refused(pair: Path, tmp_path: Path) -> None:
+    class Rival(Silent):
+        def sample_done(self) -> None:
+            with pytest.raises(Interrupted, match="another process"):
+                sweep(load_recipe(str(pair)), tmp_path, Silent())
+            super().sample_done()
+
+    told = Rival()
+    sweep(load_recipe(str(pair)), tmp_path, told)
+    assert told.measured == RECORDS
+
+
+def test_long_contexts_are_cut_and_said(pair: Path, tmp_path: Path) -> None:
+    told = Silent()
+    folder = sweep(with_options(load_recipe(str(pair)), max_context_tokens=20), tmp_path, told)
+    samples = pq.read_table(folder / "samples.parquet").to_pylist()
+    assert {len(s["context_token_ids"]) for s in samples} == {20}
+    assert any("cut in the middle" in remark for remark in told.remarks)
+
+
+def test_unwritable_store_is_bad_input(pair: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="cannot write"):
+        sweep(load_recipe(str(pair)), tmp_path / "file", Silent())
+
+
+@pytest.mark.slow
+def test_killed_at_random_a_sweep_ends_with_the_same_tables(pair: Path, profile: Path, tmp_path: Path) -> None:
+    """Several `kill -9`s each on several sweeps, at moments drawn at random."""
+    rng, kills = random.Random(0), 0
+    command = [sys.executable, "-c", "from kvprofile.cli import main; main()", "sweep", str(pair), "--out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for round_number in range(3):
+        out = tmp_path / f"store{round_number}"
+        for _ in range(4):
+            process = subprocess.Popen([*command, str(out)], env=environment, stderr=subprocess.DEVNULL)
+            time.sleep(rng.uniform(3, 9))
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                kills += 1
+            process.wait()
+        subprocess.run([*command, str(out)], env=environment, check=True, capture_output=True)
+        newest = sorted(out.glob("*/v*"))[-1]
+        assert all(a.equals(b) for a, b in zip(tables(newest), tables(profile), strict=True))
+    assert kills > 0

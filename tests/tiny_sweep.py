@@ -1,0 +1,35 @@
+"""A pair of tiny models with data and a recipe in a folder: everything a sweep needs, in a second."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import yaml
+
+from tests.tiny_models import save_adapter, save_model
+
+RECORDS = 4
+
+
+def write_pair(folder: Path) -> Path:
+    """Writes base, adapter and data; returns the recipe's path."""
+    save_model(folder / "base")
+    save_adapter(folder / "adapter")
+    with (folder / "data.jsonl").open("w", encoding="utf-8") as file:
+        for number in range(RECORDS):
+            context = f"Box {number} holds {number + 3} red stones. " * (number + 1)
+            record = {"id": f"r{number}", "context": context, "question": "How many?", "answers": [str(number + 3)]}
+            file.write(json.dumps(record) + "\n")
+    recipe = {
+        "sender": "base+adapter",
+        "receiver": "base",
+        "models": {"dtype": "float32", "device": "cpu"},
+        "data": [{"dataset": "data.jsonl", "task": "qa", "max_new_tokens": 6, "prompt": {"after": " {question} A:"}}],
+        "contexts": RECORDS,
+        "granularity": [1, 2],
+        "resamples": 200,
+    }
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe), "utf-8")
+    return path
