@@ -97,6 +97,37 @@ def load_pair(
     return _finish(first, references[0], options), _finish(second, references[1], options)
 
 
+class Outline(NamedTuple):
+    """A model without its weights, for questions about shapes and tokens.
+
+    Attributes:
+        model: On the meta device.
+        device: Where the model would go.
+    """
+
+    model: PreTrainedModel
+    tokenizer: Any
+    device: torch.device
+
+
+def load_outline(text: str, options: ModelOptions, folders: Sequence[Path] = ()) -> Outline:
+    """Returns the outline of the model that `text` names, by reading its config and tokenizer only.
+
+    Raises:
+        BadInput: As in `load_model`.
+    """
+    reference = parse(text, folders)
+    source = _source(reference)
+    config = _check_config(source, reference, options)
+    device = _device(options)
+    with failures.explained(reference.name), quiet(), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=_dtype(options, device), trust_remote_code=options.trust_remote_code
+        )
+    adapter = adapters.folder(reference.adapter, reference.adapter_revision) if reference.adapter else None
+    return Outline(model, _tokenizer(source, adapter, reference, options), device)
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keeps the progress bars and remarks of Transformers and PEFT off the terminal, and restores the settings."""
@@ -137,7 +168,7 @@ def _source(reference: ModelReference) -> _Source:
     return _Source(str(path.resolve()), None, None)
 
 
-def _check_config(source: _Source, reference: ModelReference, options: ModelOptions) -> None:
+def _check_config(source: _Source, reference: ModelReference, options: ModelOptions) -> PretrainedConfig:
     if not Path(source.place).is_absolute():
         failures.require_on_hub(source.place, source.revision)
     with failures.explained(reference.name), quiet():
@@ -145,6 +176,7 @@ def _check_config(source: _Source, reference: ModelReference, options: ModelOpti
             source.place, trust_remote_code=options.trust_remote_code, **source.keywords
         )
     refuse_unsupported(config, reference.name)
+    return config
 
 
 def _load_base(source: _Source, reference: ModelReference, options: ModelOptions) -> _Base:
@@ -183,7 +215,7 @@ def _finish(base: _Base, reference: ModelReference, options: ModelOptions) -> Lo
         with failures.explained(reference.name), quiet():
             model = adapters.merge(model, adapter, reference.name)
     model.eval().requires_grad_(False)
-    tokenizer = _tokenizer(base, adapter, reference, options)
+    tokenizer = _tokenizer(base.source, adapter, reference, options)
     weights = model.get_input_embeddings().weight
     return LoadedModel(
         model=model,
@@ -196,10 +228,10 @@ def _finish(base: _Base, reference: ModelReference, options: ModelOptions) -> Lo
     )
 
 
-def _tokenizer(base: _Base, adapter: Path | None, reference: ModelReference, options: ModelOptions) -> Any:
+def _tokenizer(source: _Source, adapter: Path | None, reference: ModelReference, options: ModelOptions) -> Any:
     """Returns the adapter's own tokenizer where it brings one, since it may have tokens or a template of its own."""
     own = adapter and (adapter / "tokenizer_config.json").is_file()
-    place, keywords = (str(adapter), {}) if own else (base.source.place, base.source.keywords)
+    place, keywords = (str(adapter), {}) if own else (source.place, source.keywords)
     with failures.explained(reference.name), quiet():
         return AutoTokenizer.from_pretrained(place, trust_remote_code=options.trust_remote_code, **keywords)
 

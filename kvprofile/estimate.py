@@ -1,0 +1,77 @@
+"""What a sweep would run, and about what it takes, from configs, tokens and one measured matrix product."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from kvprofile.cost.prefill import ModelShape, kv_bytes_per_token, prefill_flops
+from kvprofile.engine.shape import shape_of
+from kvprofile.layers import LayerRange, grid_union
+from kvprofile.models.loading import load_outline
+from kvprofile.recipe import Recipe
+from kvprofile.run import build_samples, load_parts
+
+_BYTES_PER_MEASUREMENT = 12
+"""One row of measurements.parquet after compression, as found in sweeps of the demo pair."""
+
+
+def estimate(recipe: Recipe) -> dict[str, Any]:
+    """Returns plans, time, memory and disk of a sweep; loads no weights and runs no model.
+
+    The time counts the FLOPs of both full prefills, one pass per start and one pass of suffix per plan, at the rate of a matrix
+    product of the model's width. Decoding beyond the draft, attention kernels and loading come on top.
+
+    Raises:
+        BadInput: If recipe, data or models cannot be used.
+    """
+    parts = load_parts(recipe)
+    outline = load_outline(recipe.receiver, recipe.models, recipe.search_folders)
+    shape = shape_of(outline.model)
+    samples = build_samples(recipe, parts, outline.tokenizer, outline.model.config)
+    tokens = int(statistics.median(len(s.context_token_ids) for s in samples))
+    suffix = int(statistics.median(len(s.suffix_token_ids) for s in samples))
+    rate = _flops_per_second(shape, outline.device, outline.model.dtype)
+    weights = sum(p.numel() * p.element_size() for p in outline.model.parameters())
+    plans = len(grid_union(shape.layers, recipe.granularity))
+    metrics = sum(len(part.metrics) * len(part.records) for part in parts)
+    return {
+        "samples": len(samples),
+        "context_tokens_median": tokens,
+        "suffix_tokens_median": suffix,
+        "layers": shape.layers,
+        "device": str(outline.device),
+        "matrix_gflops": rate / 1e9,
+        "grids": [
+            {
+                "granularity": list(units),
+                "groups": len(grid_union(shape.layers, units)),
+                "seconds": len(samples) * _sample_flops(shape, tokens, suffix, units) / rate,
+            }
+            for units in dict.fromkeys([*((unit,) for unit in recipe.granularity), recipe.granularity])
+        ],
+        "memory_bytes": 2 * weights + 20 * tokens * kv_bytes_per_token(shape, shape.layers),
+        "disk_bytes": plans * metrics * _BYTES_PER_MEASUREMENT,
+    }
+
+
+def _sample_flops(shape: ModelShape, tokens: int, suffix: int, units: tuple[int, ...]) -> float:
+    groups = grid_union(shape.layers, units)
+    prefills = 2 * prefill_flops(shape, tokens, LayerRange(0, shape.layers))
+    starts = sum(prefill_flops(shape, tokens, LayerRange(s, shape.layers)) for s in {g.start for g in groups})
+    return prefills + starts + len(groups) * 2.0 * suffix * sum(shape.linear_parameters)
+
+
+def _flops_per_second(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> float:
+    """Returns the rate of `(512, E) @ (E, 4 E)`, the fastest of a few runs."""
+    left = torch.randn(512, shape.hidden_size, device=device, dtype=dtype)
+    right = torch.randn(shape.hidden_size, 4 * shape.hidden_size, device=device, dtype=dtype)
+    fastest = float("inf")
+    for _ in range(10):
+        begun = time.perf_counter()
+        (left @ right).sum().item()  # .item() waits for a GPU
+        fastest = min(fastest, time.perf_counter() - begun)
+    return 2 * 512 * 4 * shape.hidden_size**2 / fastest

@@ -1,0 +1,160 @@
+"""Writes a finished run as the files of one profile version."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+import transformers
+
+from kvprofile import __version__
+from kvprofile.analysis.profile_table import PlanCost, Source, build_profile_rows
+from kvprofile.cost.prefill import ModelShape, e_bytes_per_token, kv_bytes_per_token, prefill_flops
+from kvprofile.engine.shape import shape_of
+from kvprofile.identity import json_sha256
+from kvprofile.layers import LayerRange, Plan, largest_unit
+from kvprofile.models.loading import LoadedModel
+from kvprofile.recipe import Recipe, to_yaml
+from kvprofile.run import Run, read_part
+from kvprofile.store.schema import FORMAT_VERSION, SAMPLES
+from kvprofile.store.writer import write_table
+
+
+def write_profile(run: Run, timings: list[dict[str, Any]], folder: Path, version: int) -> None:
+    """Writes all files of version `version` into `folder`, from the run's parts and measured times."""
+    header = _header(run, version)
+    measurements = pa.concat_tables([part for s in run.samples if (part := read_part(run, s)) is not None])
+    rows = build_profile_rows(
+        measurements,
+        _costs(run, timings),
+        n_planned={part.key: len(part.records) for part in run.parts},
+        confidence=run.recipe.confidence,
+        resamples=run.recipe.resamples,
+        seed=run.recipe.seed,
+    )
+    write_table(rows, folder / "profile.parquet", header)
+    write_table(measurements, folder / "measurements.parquet", header)
+    write_table(_samples_table(run), folder / "samples.parquet")
+    (folder / "recipe.yaml").write_text(to_yaml(run.recipe), "utf-8")
+    environment = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "device": header["device"],
+        "attention": header["attention"],
+        "prefill_timings": timings,
+        "boundary_moved": sum(s.boundary_moved for s in run.samples),
+    }
+    (folder / "environment.json").write_text(json.dumps(environment, indent=2), "utf-8")
+
+
+def _costs(run: Run, timings: Sequence[dict[str, Any]]) -> list[PlanCost]:
+    shape = shape_of(run.receiver.model)
+    lengths: dict[Source, int] = {}
+    for part in run.parts:
+        own = [len(s.context_token_ids) for s in run.samples if (s.task, s.dataset) == part.key]
+        lengths[part.key] = int(statistics.median(own))
+    measured = {LayerRange(t["start_layer"], t["stop_layer"]): statistics.median(t["prefill_ms"]) for t in timings}
+    return [_cost(plan, run, shape, lengths, measured) for plan in run.plans]
+
+
+def _cost(
+    plan: Plan, run: Run, shape: ModelShape, lengths: dict[Source, int], measured: dict[LayerRange, float]
+) -> PlanCost:
+    whole = LayerRange(0, shape.layers)
+    recomputed = run.strategies[plan.strategy].recomputed_layers(plan, shape.layers)
+    group = plan.range or LayerRange(0, recomputed)
+    ships = run.strategies[plan.strategy].candidate
+    timed = lengths if len(lengths) == 1 else {}  # prefills were timed at one length, so for one data set only
+    return PlanCost(
+        plan=plan,
+        granularity=largest_unit(plan.range, shape.layers, run.recipe.granularity) if plan.range else None,
+        recomputed_layers=recomputed,
+        total_layers=shape.layers,
+        prefill_flops={key: prefill_flops(shape, tokens, group) for key, tokens in lengths.items()},
+        full_prefill_flops={key: prefill_flops(shape, tokens, whole) for key, tokens in lengths.items()},
+        kv_bytes_per_token=kv_bytes_per_token(shape, shape.layers - recomputed) if ships else 0,
+        e_bytes_per_token=e_bytes_per_token(shape, group) if ships else 0,
+        measured_prefill_ms=dict.fromkeys(timed, measured.get(group)),
+        measured_full_prefill_ms=dict.fromkeys(timed, measured.get(whole)),
+        context_tokens_median=lengths,
+    )
+
+
+def _samples_table(run: Run) -> pa.Table:
+    text = run.recipe.store_text
+    rows = [
+        {
+            "sample_id": s.sample_id,
+            "task": s.task,
+            "dataset": s.dataset,
+            "context_token_ids": s.context_token_ids if text else None,
+            "suffix_token_ids": s.suffix_token_ids if text else None,
+            "references": s.references if text else None,
+            "head_tokens": s.head_tokens,
+            "truncated_tokens": s.truncated_tokens,
+            "max_new_tokens": s.max_new_tokens,
+            "context_sha256": s.context_sha256,
+        }
+        for s in run.samples
+    ]
+    return pa.Table.from_pylist(rows, schema=SAMPLES)
+
+
+def _header(run: Run, version: int) -> dict[str, Any]:
+    device = run.receiver.device
+    return {
+        "format_version": FORMAT_VERSION,
+        "kvprofile_version": __version__,
+        "profile_id": json_sha256([run.identity, version])[:32],
+        "version": version,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "sender": _model_header(run.sender, run.recipe),
+        "receiver": _model_header(run.receiver, run.recipe),
+        "recipe_sha256": run.recipe.sha256(),
+        "datasets": [
+            {
+                "name": part.source.name,
+                "sha256": part.data.sha256,
+                "sample_ids_sha256": json_sha256([record.id for record in part.records]),
+            }
+            for part in run.parts
+        ],
+        "metrics": sorted({one.identity for part in run.parts for one in part.metrics}),
+        "attention": run.recipe.models.attention,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "seed": run.recipe.seed,
+        "confidence": run.recipe.confidence,
+        "resamples": run.recipe.resamples,
+    }
+
+
+def _model_header(loaded: LoadedModel, recipe: Recipe) -> dict[str, Any]:
+    config = loaded.model.config.get_text_config(decoder=True)
+    heads = config.num_attention_heads
+    return {
+        "name": loaded.reference.name,
+        "revision": loaded.commit or loaded.reference.revision,
+        "weights_sha256": loaded.fingerprint.weights_sha256,
+        "tokenizer_sha256": loaded.fingerprint.tokenizer_sha256,
+        "template_sha256": loaded.fingerprint.template_sha256,
+        "architecture": type(loaded.model).__name__,
+        "layers": config.num_hidden_layers,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "hidden_size": config.hidden_size,
+        "dtype": loaded.dtype,
+        "quantization": recipe.models.quantization,
+    }

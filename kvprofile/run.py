@@ -1,0 +1,258 @@
+"""Everything that is decided before the first measurement: data, samples, models, plans, identity."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import transformers
+
+from kvprofile.analysis.profile_table import Source
+from kvprofile.data.prompts import Sample, build_sample, task_of
+from kvprofile.data.records import Dataset, Record, choose, load_dataset
+from kvprofile.engine.contexts import ContextCaches
+from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.executor import Question, Readers
+from kvprofile.errors import BadInput, GateFailed
+from kvprofile.identity import RunIdentity, json_sha256
+from kvprofile.layers import Plan
+from kvprofile.models.compatibility import compare
+from kvprofile.models.loading import LoadedModel, load_pair
+from kvprofile.recipe import DataSource, Recipe
+from kvprofile.scoring import Metric, metric
+from kvprofile.store.schema import MEASUREMENTS
+from kvprofile.store.writer import pair_folder
+from kvprofile.strategies import Strategy, load_all
+
+
+class Progress(Protocol):
+    """What a sweep tells while it runs."""
+
+    def say(self, remark: str) -> None: ...
+    def begin(self, samples: int, plans: int, done: int) -> None: ...
+    def plans_done(self, count: int) -> None: ...
+    def sample_done(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """One data source of a recipe, ready to measure."""
+
+    source: DataSource
+    data: Dataset
+    records: tuple[Record, ...]
+    metrics: tuple[Metric, ...]
+
+    @property
+    def key(self) -> Source:
+        return self.source.task, self.source.name
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything decided before the first measurement."""
+
+    recipe: Recipe
+    parts: tuple[Part, ...]
+    samples: tuple[Sample, ...]
+    sender: LoadedModel
+    receiver: LoadedModel
+    readers: Readers
+    strategies: dict[str, Strategy]
+    plans: tuple[Plan, ...]
+    end_ids: frozenset[int]
+    identity: str
+    work: Path
+
+    def question(self, sample: Sample) -> Question:
+        return Question(sample.suffix_token_ids, sample.max_new_tokens, self.end_ids)
+
+    def caches(self, sample: Sample) -> ContextCaches:
+        return ContextCaches(*self.readers, sample.context_token_ids, sample.head_tokens)
+
+    def part_file(self, sample: Sample) -> Path:
+        return self.work / f"{json_sha256([sample.task, sample.dataset, sample.sample_id])[:24]}.parquet"
+
+
+def prepare(recipe: Recipe, out: Path, progress: Progress) -> Run:
+    """Loads data and models, checks that they fit, and names the run.
+
+    Raises:
+        BadInput: If the recipe, its data, its models or the store cannot be used.
+        GateFailed: If the models read different token ids.
+    """
+    parts = load_parts(recipe)
+    _require_writable(out)
+    progress.say(f"loading {recipe.sender} and {recipe.receiver}")
+    sender, receiver = load_pair(recipe.sender, recipe.receiver, recipe.models, recipe.search_folders)
+    pair = compare(sender, receiver, chat_template=recipe.chat_template, distances=False)
+    pair.require(recipe.sender, recipe.receiver)
+    readers = Readers(Decoder(sender.model), Decoder(receiver.model))
+    strategies = load_all()
+    layers = len(readers.receiver.layers)
+    plans = tuple(plan for s in _simplest_first(strategies) for plan in s.plans(layers, recipe.granularity))
+    samples = build_samples(recipe, parts, receiver.tokenizer, receiver.model.config)
+    for sample in samples:
+        _require_same_ids(sample, sender, receiver)
+    _remark_on(samples, progress)
+    end_ids = _end_ids(receiver)
+    identity = _identity(recipe, parts, samples, sender, receiver, strategies, end_ids).sha256()
+    folder = pair_folder(out, sender.reference.name, receiver.reference.name)
+    return Run(
+        recipe,
+        parts,
+        samples,
+        sender,
+        receiver,
+        readers,
+        strategies,
+        plans,
+        end_ids,
+        identity,
+        folder / f"run-{identity[:16]}",
+    )
+
+
+def load_parts(recipe: Recipe) -> tuple[Part, ...]:
+    """Returns the recipe's data sources with the records chosen from each; loads no model.
+
+    Raises:
+        BadInput: If data, task or metric cannot be used.
+    """
+    return tuple(_part(recipe, source) for source in recipe.data)
+
+
+def build_samples(recipe: Recipe, parts: Sequence[Part], tokenizer: Any, config: Any) -> tuple[Sample, ...]:
+    """Returns every chosen record in the receiver's token ids, cut where its context is too long for the model."""
+    return tuple(_sample(recipe, part, record, tokenizer, config) for part in parts for record in part.records)
+
+
+def _part(recipe: Recipe, source: DataSource) -> Part:
+    data = load_dataset(source, recipe.folder)
+    metrics = tuple(metric(name) for name in task_of(source).metrics)
+    return Part(source, data, choose(data, recipe.contexts, recipe.seed), metrics)
+
+
+def _require_writable(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".kvprofile-probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise BadInput(f'cannot write to "{out}" ({error.strerror}); give a writable folder with --out') from error
+
+
+def _simplest_first(strategies: dict[str, Strategy]) -> list[Strategy]:
+    """Among equally good plans the frontier takes the first: arms without layer ranges come before groups."""
+    return sorted(strategies.values(), key=lambda s: any(plan.range for plan in s.plans(1, (1,))))
+
+
+def _sample(recipe: Recipe, part: Part, record: Record, tokenizer: Any, config: Any) -> Sample:
+    task = task_of(part.source)
+
+    def build(limit: int | None) -> Sample:
+        return build_sample(
+            tokenizer,
+            record,
+            task,
+            dataset=part.source.name,
+            max_new_tokens=task.max_new_tokens,
+            max_context_tokens=limit,
+            chat_template=recipe.chat_template,
+        )
+
+    sample = build(recipe.max_context_tokens)
+    longest = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    room = None if longest is None else longest - len(sample.suffix_token_ids) - sample.max_new_tokens
+    if room is not None and len(sample.context_token_ids) > room:
+        if room < 1:
+            raise BadInput(f'record "{record.id}" leaves no room for its context in the model\'s {longest} positions')
+        sample = build(room)
+    return sample
+
+
+def _require_same_ids(sample: Sample, sender: LoadedModel, receiver: LoadedModel) -> None:
+    text = receiver.tokenizer.decode(sample.context_token_ids)
+    ours, theirs = (m.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for m in (receiver, sender))
+    if ours != theirs:
+        at = next(
+            (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+        )
+        raise GateFailed(
+            f'sender and receiver turn the context of "{sample.sample_id}" into different token ids from position {at} on '
+            f"({theirs[at : at + 3]} and {ours[at : at + 3]}); their tokenizers must be equal"
+        )
+
+
+def _remark_on(samples: Sequence[Sample], progress: Progress) -> None:
+    if cut := [s for s in samples if s.truncated_tokens]:
+        most = max(s.truncated_tokens for s in cut)
+        progress.say(f"{len(cut)} of {len(samples)} contexts are cut in the middle, by up to {most} tokens")
+    if moved := sum(s.boundary_moved for s in samples):
+        progress.say(
+            f"{moved} of {len(samples)} prompts would have other ids if context and suffix were tokenised together"
+        )
+
+
+def _end_ids(receiver: LoadedModel) -> frozenset[int]:
+    config = receiver.model.generation_config
+    ends = [config.eos_token_id if config else None, receiver.tokenizer.eos_token_id]
+    return frozenset(i for end in ends if end is not None for i in (end if isinstance(end, list) else [end]))
+
+
+def _identity(
+    recipe: Recipe,
+    parts: Sequence[Part],
+    samples: Sequence[Sample],
+    sender: LoadedModel,
+    receiver: LoadedModel,
+    strategies: dict[str, Strategy],
+    end_ids: Iterable[int],
+) -> RunIdentity:
+    return RunIdentity(
+        sender=tuple(sender.fingerprint),
+        receiver=tuple(receiver.fingerprint),
+        samples=tuple(
+            (
+                s.sample_id,
+                s.task,
+                s.dataset,
+                s.context_sha256,
+                s.suffix_token_ids,
+                s.references,
+                s.head_tokens,
+                s.max_new_tokens,
+            )
+            for s in samples
+        ),
+        metrics=tuple(f"{task}/{dataset}/{m.identity}" for p in parts for task, dataset in [p.key] for m in p.metrics),
+        strategies=tuple((name, strategy.version) for name, strategy in strategies.items()),
+        granularity=recipe.granularity,
+        end_ids=tuple(sorted(end_ids)),
+        dtype=receiver.dtype,
+        attention=recipe.models.attention,
+        quantization=json.dumps(recipe.models.quantization, sort_keys=True),
+        device_type=receiver.device.type,
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        store_text=recipe.store_text,
+        seed=recipe.seed,
+        confidence=recipe.confidence,
+        resamples=recipe.resamples,
+    )
+
+
+def read_part(run: Run, sample: Sample) -> pa.Table | None:
+    """Returns a sample's finished part, None if it is missing or not whole."""
+    try:
+        table = pq.read_table(run.part_file(sample))
+    except (OSError, pa.ArrowException):
+        return None
+    return table if table.schema.equals(MEASUREMENTS) else None
