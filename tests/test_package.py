@@ -52,7 +52,7 @@ def test_a_wheel_carries_recipes_and_data(tmp_path: Path) -> None:
     bundled = {"recipes/demo.yaml", "datasets/hotpotqa_profile.jsonl", "datasets/hotpotqa.LICENCE.txt"}
     assert bundled <= {name.removeprefix("kvprofile/_bundled/") for name in names}
     assert {name.split("/")[0] for name in names} <= {"kvprofile", wheel.name.split("-py3")[0] + ".dist-info"}
-    assert not [name for name in names if "__pycache__" in name]
+    assert not [name for name in names if "__pycache__" in name or (name.endswith(".py") and "_bundled" in name)]
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\nimport kvprofile.recipe as r; print(r.__file__)\n"
     )
@@ -60,3 +60,14 @@ def test_a_wheel_carries_recipes_and_data(tmp_path: Path) -> None:
     file, receiver = python(code, cwd=tmp_path).split()
     assert Path(file).is_relative_to(tmp_path / "site")
     assert receiver == "demo-base+demo/receiver"
+
+
+@pytest.mark.slow
+def test_an_editable_install_maps_the_package_and_nothing_else(tmp_path: Path) -> None:
+    python(f"from hatchling.build import build_editable; build_editable({str(tmp_path)!r})")
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        # A folder kvprofile/ would hide the package, and the repository on sys.path would expose the folder datasets/.
+        assert not [name for name in archive.namelist() if name.startswith(("kvprofile/", "datasets/"))]
+        pth = archive.read(next(name for name in archive.namelist() if name.endswith(".pth")))
+    assert str(ROOT).encode() not in pth

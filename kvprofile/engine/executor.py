@@ -19,7 +19,7 @@ from kvprofile.layers import Plan
 from kvprofile.strategies import Reading, Strategy
 
 MOST_ROWS = 16
-"""More rows in one batch gain nothing on the CPUs that were measured (docs/log.md)."""
+"""Plans decoded together at most; memory may allow fewer."""
 
 
 class Answer(NamedTuple):
