@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from filelock import FileLock, Timeout
@@ -83,37 +83,53 @@ def _gates_and_timings(run: Run, progress: Progress) -> list[dict[str, Any]]:
     return timings
 
 
+class _Scored(NamedTuple):
+    """One plan's answer with its scores; a metric is either in `values` or, if it failed, in `errors`."""
+
+    answer: Answer
+    text: str | None
+    values: dict[str, float]
+    errors: dict[str, str]
+
+
 def _measure(run: Run, sample: Sample, progress: Progress) -> pa.Table:
     answers = answer_plans(
         run.readers, run.caches(sample), run.question(sample), run.plans, run.strategies, progress.plans_done
     )
     metrics = next(p.metrics for p in run.parts if p.key == (sample.task, sample.dataset))
-    scored = [(answer, *_score(run, sample, answer, metrics)) for answer in answers]
-    baseline = next(values for answer, _, values in scored if answer.plan.strategy == "full_prefill")
-    rows = [
-        {
-            "sample_id": sample.sample_id,
-            "task": sample.task,
-            "dataset": sample.dataset,
-            "metric": one.name,
-            **dict(zip(("strategy", "start_layer", "stop_layer", "params"), answer.plan.key, strict=True)),
-            "value": values.get(one.name),
-            "baseline_value": baseline.get(one.name),
-            "output_token_ids": answer.token_ids if run.recipe.store_text else None,
-            "output_text": text if run.recipe.store_text else None,
-            "context_tokens": len(sample.context_token_ids),
-            "suffix_tokens": len(sample.suffix_token_ids),
-            "status": "ok" if answer.error is None else "error",
-            "error": answer.error,
-        }
-        for answer, text, values in scored
-        for one in metrics
-    ]
+    scored = [_score(run, sample, answer, metrics) for answer in answers]
+    baseline = next(one.values for one in scored if one.answer.plan.strategy == "full_prefill")
+    rows = [_row(run, sample, one, metric.name, baseline) for one in scored for metric in metrics]
     return pa.Table.from_pylist(rows, schema=MEASUREMENTS)
 
 
-def _score(run: Run, sample: Sample, answer: Answer, metrics: Sequence[Metric]) -> tuple[str | None, dict[str, float]]:
+def _score(run: Run, sample: Sample, answer: Answer, metrics: Sequence[Metric]) -> _Scored:
     if answer.token_ids is None:
-        return None, {}
+        return _Scored(answer, None, {}, dict.fromkeys((one.name for one in metrics), str(answer.error)))
     text: str = run.receiver.tokenizer.decode(answer.token_ids, skip_special_tokens=True)
-    return text, {one.name: one.score(text, sample.references) for one in metrics}
+    scored = _Scored(answer, text, {}, {})
+    for one in metrics:
+        try:
+            scored.values[one.name] = one.score(text, sample.references)
+        except Exception as error:  # a metric of `evaluate` may raise anything; the row says so
+            scored.errors[one.name] = f"metric {one.name} failed: {error}"
+    return scored
+
+
+def _row(run: Run, sample: Sample, scored: _Scored, metric: str, baseline: Mapping[str, float]) -> dict[str, Any]:
+    keep = run.recipe.store_text
+    return {
+        "sample_id": sample.sample_id,
+        "task": sample.task,
+        "dataset": sample.dataset,
+        "metric": metric,
+        **dict(zip(("strategy", "start_layer", "stop_layer", "params"), scored.answer.plan.key, strict=True)),
+        "value": scored.values.get(metric),
+        "baseline_value": baseline.get(metric),
+        "output_token_ids": scored.answer.token_ids if keep else None,
+        "output_text": scored.text if keep else None,
+        "context_tokens": len(sample.context_token_ids),
+        "suffix_tokens": len(sample.suffix_token_ids),
+        "status": "error" if metric in scored.errors else "ok",
+        "error": scored.errors.get(metric),
+    }

@@ -159,6 +159,40 @@ def test_out_of_memory_with_one_plan_is_said(pair: Path, tmp_path: Path, monkeyp
         sweep(load_recipe(str(pair)), tmp_path, Silent())
 
 
+def test_what_fails_is_an_error_row(pair: Path, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = executor.greedy_rows
+
+    def first_row_fails(*arguments: object) -> list[tuple[int, ...]]:
+        rows = real(*arguments)  # type: ignore[arg-type]
+        if len(rows) == 1:  # the gate's own plan
+            return rows
+        return [(*rows[0][:-1], executor.NOT_FINITE), *rows[1:]]
+
+    monkeypatch.setattr(executor, "greedy_rows", first_row_fails)
+    held = load(sweep(load_recipe(str(pair)), tmp_path, Silent()))
+    failed = [row for row in held.measurements().to_pylist() if row["status"] == "error"]
+    assert failed
+    assert all(row["value"] is None and "not finite" in row["error"] for row in failed)
+    by_plan = {(r["strategy"], r["start_layer"], r["stop_layer"], r["metric"]): r for r in held.rows.to_pylist()}
+    for row in failed:
+        plan = by_plan[row["strategy"], row["start_layer"], row["stop_layer"], row["metric"]]
+        assert plan["n_scored"] < plan["n_planned"]
+        assert not plan["on_frontier"]
+
+
+def test_a_metric_that_raises_is_an_error_row(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvprofile.scoring import f1
+
+    def raises(text: str, references: object) -> float:
+        raise ZeroDivisionError("no words")
+
+    monkeypatch.setattr(f1, "score", raises)
+    rows = load(sweep(load_recipe(str(pair)), tmp_path, Silent())).measurements().to_pylist()
+    by_metric = {name: {row["status"] for row in rows if row["metric"] == name} for name in ("f1", "exact_match")}
+    assert by_metric == {"f1": {"error"}, "exact_match": {"ok"}}
+    assert next(row for row in rows if row["metric"] == "f1")["error"] == "metric f1 failed: no words"
+
+
 def test_the_same_sweep_twice_at_once_is_refused(pair: Path, tmp_path: Path) -> None:
     class Rival(Silent):
         def sample_done(self) -> None:

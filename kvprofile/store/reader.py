@@ -91,6 +91,8 @@ def load(path: str | Path) -> Profile:
     """
     folder = resolve(path)
     rows, header = _read(folder / PROFILE_FILE, PROFILE, with_header=True)
+    if rows.num_rows == 0:
+        raise BadInput(f"{folder / PROFILE_FILE} holds no plans; sweep again")
     return Profile(folder, header, rows)
 
 
@@ -132,4 +134,7 @@ def _header(path: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
         )
     if missing := missing_header_keys(header):
         raise BadInput(f"{path} has an incomplete footer (no {', '.join(missing)}); copy it again or sweep again")
+    confidence = header["confidence"]
+    if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 < confidence < 1:
+        raise BadInput(f"{path} has a footer whose confidence is no number between 0 and 1; sweep again")
     return dict(header)
