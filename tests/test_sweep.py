@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
+import multiprocessing
 import random
-import signal
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,27 +21,10 @@ from kvprofile.recipe import load_recipe, with_options
 from kvprofile.store.reader import load
 from kvprofile.sweep import sweep
 from tests.tiny_models import LAYERS
-from tests.tiny_sweep import RECORDS, write_pair
+from tests.tiny_sweep import RECORDS, Silent, sweep_quietly, write_pair
 
 GROUPS = LAYERS * (LAYERS + 1) // 2
 ARMS = 4
-
-
-class Silent:
-    def __init__(self) -> None:
-        self.remarks: list[str] = []
-        self.measured = 0
-
-    def say(self, remark: str) -> None:
-        self.remarks.append(remark)
-
-    def begin(self, samples: int, plans: int, done: int) -> None:
-        self.resumed = done
-
-    def plans_done(self, count: int) -> None: ...
-
-    def sample_done(self) -> None:
-        self.measured += 1
 
 
 @pytest.fixture(scope="module")
@@ -220,21 +201,37 @@ def test_unwritable_store_is_bad_input(pair: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_random_a_sweep_ends_with_the_same_tables(pair: Path, profile: Path, tmp_path: Path) -> None:
-    """Several `kill -9`s each on several sweeps, at moments drawn at random."""
+def test_fifty_kills_at_random_end_with_the_same_tables(pair: Path, profile: Path, tmp_path: Path) -> None:
+    """`kill -9` at moments drawn over the length of an undisturbed sweep; each store is then finished and compared."""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["kvprofile.sweep", "tests.tiny_sweep"])
+
+    def start(out: Path) -> BaseProcess:
+        process = processes.Process(target=sweep_quietly, args=(pair, out))
+        process.start()
+        return process
+
+    def finish(out: Path) -> float:
+        begun = time.monotonic()
+        process = start(out)
+        process.join(timeout=120)
+        assert process.exitcode == 0
+        return time.monotonic() - begun
+
+    finish(tmp_path / "warm-up")
+    length = finish(tmp_path / "undisturbed")
     rng, kills = random.Random(0), 0
-    command = [sys.executable, "-c", "from kvprofile.cli import main; main()", "sweep", str(pair), "--out"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for round_number in range(3):
-        out = tmp_path / f"store{round_number}"
-        for _ in range(4):
-            process = subprocess.Popen([*command, str(out)], env=environment, stderr=subprocess.DEVNULL)
-            time.sleep(rng.uniform(3, 9))
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
+    while kills < 50:
+        out = tmp_path / f"store{kills}"
+        for _ in range(5):
+            process = start(out)
+            process.join(timeout=rng.uniform(0, length))
+            if process.exitcode is None:
+                process.kill()
                 kills += 1
-            process.wait()
-        subprocess.run([*command, str(out)], env=environment, check=True, capture_output=True)
-        newest = sorted(out.glob("*/v*"))[-1]
-        assert all(a.equals(b) for a, b in zip(tables(newest), tables(profile), strict=True))
-    assert kills > 0
+            process.join()
+        finish(out)
+        folders = sorted(out.glob("*/v*"))
+        assert folders
+        for folder in folders:
+            assert all(a.equals(b) for a, b in zip(tables(folder), tables(profile), strict=True))

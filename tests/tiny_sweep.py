@@ -7,6 +7,8 @@ from pathlib import Path
 
 import yaml
 
+from kvprofile.recipe import load_recipe
+from kvprofile.sweep import sweep
 from tests.tiny_models import save_adapter, save_model
 
 RECORDS = 4
@@ -33,3 +35,27 @@ def write_pair(folder: Path) -> Path:
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe), "utf-8")
     return path
+
+
+class Silent:
+    """Progress that shows nothing and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.remarks: list[str] = []
+        self.measured = 0
+
+    def say(self, remark: str) -> None:
+        self.remarks.append(remark)
+
+    def begin(self, samples: int, plans: int, done: int) -> None:
+        self.resumed = done
+
+    def plans_done(self, count: int) -> None: ...
+
+    def sample_done(self) -> None:
+        self.measured += 1
+
+
+def sweep_quietly(recipe: Path, out: Path) -> None:
+    """Runs a sweep, to be called in a process of its own."""
+    sweep(load_recipe(str(recipe)), out, Silent())
