@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,10 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     _print_fields(console, summary["header"])
     _print_pair(console, summary["pair"])
     print_line(console, "environment")
-    _print_fields(console, summary["environment"] or {"environment.json": "not there"})
+    environment = dict(summary["environment"] or {"environment.json": "not there"})
+    timings = environment.pop("prefill_timings", [])
+    _print_fields(console, environment)
+    _print_timings(console, timings)
     print_line(console, "data")
     for entry in summary["data"]["datasets"]:
         print_line(
@@ -29,6 +33,17 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     print_line(console, f"  metrics: {_shown(summary['data']['metrics'])}")
     _print_baselines(console, summary["baselines"])
     _print_counts(console, summary)
+
+
+def _print_timings(console: Console, timings: Sequence[Mapping[str, Any]]) -> None:
+    for timing in timings:
+        times = timing["prefill_ms"]
+        group = f"layers {timing['start_layer']}–{timing['stop_layer'] - 1}"
+        print_line(
+            console,
+            f"  prefill of {timing['context_tokens']} tokens, {group}: {number(statistics.median(times), 1)} ms "
+            f"(median of {len(times)}, {number(min(times), 1)} to {number(max(times), 1)})",
+        )
 
 
 def print_entries(console: Console, entries: Sequence[Entry], out: str) -> None:
