@@ -9,21 +9,23 @@ from typing import Any
 import torch
 
 from kvprofile.cost.prefill import ModelShape, kv_bytes_per_token, prefill_flops
+from kvprofile.engine.executor import MOST_ROWS
 from kvprofile.engine.shape import shape_of
 from kvprofile.layers import LayerRange, grid_union
 from kvprofile.models.loading import load_outline
 from kvprofile.recipe import Recipe
 from kvprofile.run import build_samples, load_parts
 
-_BYTES_PER_MEASUREMENT = 12
-"""One row of measurements.parquet after compression, as found in sweeps of the demo pair."""
+_BYTES_PER_MEASUREMENT = 71
+"""All files of the profile that `make demo` publishes (50.2 kB) over its 708 rows of measurements."""
 
 
 def estimate(recipe: Recipe) -> dict[str, Any]:
     """Returns plans, time, memory and disk of a sweep; loads no weights and runs no model.
 
     The time counts the FLOPs of both full prefills, one pass per start and one pass of suffix per plan, at the rate of a matrix
-    product of the model's width. Decoding beyond the draft, attention kernels and loading come on top.
+    product of the model's width. Decoding beyond the draft, attention kernels and loading come on top. Memory counts weights,
+    caches and hidden states; activations come on top, and it has not been compared with measured peaks.
 
     Raises:
         BadInput: If recipe, data or models cannot be used.
@@ -36,6 +38,8 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     suffix = int(statistics.median(len(s.suffix_token_ids) for s in samples))
     rate = _flops_per_second(shape, outline.device, outline.model.dtype)
     weights = sum(p.numel() * p.element_size() for p in outline.model.parameters())
+    held = MOST_ROWS + 3  # contexts' K/V: a block of plans, both models' own, one pass from a start
+    hidden = shape.layers * shape.hidden_size * shape.bytes_per_value
     plans = len(grid_union(shape.layers, recipe.granularity))
     metrics = sum(len(part.metrics) * len(part.records) for part in parts)
     return {
@@ -53,7 +57,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
             }
             for units in dict.fromkeys([*((unit,) for unit in recipe.granularity), recipe.granularity])
         ],
-        "memory_bytes": 2 * weights + 20 * tokens * kv_bytes_per_token(shape, shape.layers),
+        "memory_bytes": 2 * weights + tokens * (held * kv_bytes_per_token(shape, shape.layers) + hidden),
         "disk_bytes": plans * metrics * _BYTES_PER_MEASUREMENT,
     }
 
