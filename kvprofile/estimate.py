@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kvprofile.cost.prefill import ModelShape, kv_bytes_per_token, prefill_flops
-from kvprofile.engine.executor import MOST_ROWS
+from kvprofile.engine.executor import MOST_PLANS
 from kvprofile.engine.shape import shape_of
 from kvprofile.layers import LayerRange, grid_union
 from kvprofile.models.loading import load_outline
@@ -23,9 +23,9 @@ _BYTES_PER_MEASUREMENT = 71
 def estimate(recipe: Recipe) -> dict[str, Any]:
     """Returns plans, time, memory and disk of a sweep; loads no weights and runs no model.
 
-    The time counts the FLOPs of both full prefills, one pass per start and one pass of suffix per plan, at the rate of a matrix
-    product of the model's width. Decoding beyond the draft, attention kernels and loading come on top. Memory counts weights,
-    caches and hidden states; activations come on top, and it has not been compared with measured peaks.
+    The time counts the FLOPs of both full prefills, of one pass per start and of the suffixes as a tree, at the rate of a matrix
+    product of the model's width. Answers, attention kernels and loading come on top. Memory counts weights, caches and hidden
+    states; activations come on top, and it has not been compared with measured peaks.
 
     Raises:
         BadInput: If recipe, data or models cannot be used.
@@ -38,7 +38,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     suffix = int(statistics.median(len(s.suffix_token_ids) for s in samples))
     rate = _flops_per_second(shape, outline.device, outline.model.dtype)
     weights = sum(p.numel() * p.element_size() for p in outline.model.parameters())
-    held = MOST_ROWS + 3  # contexts' K/V: a block of plans, both models' own, one pass from a start
+    held = 3 + MOST_PLANS // shape.layers  # contexts' K/V: both models' own, the starts of a block and the next one
     hidden = shape.layers * shape.hidden_size * shape.bytes_per_value
     plans = len(grid_union(shape.layers, recipe.granularity))
     metrics = sum(len(part.metrics) * len(part.records) for part in parts)
@@ -66,7 +66,14 @@ def _sample_flops(shape: ModelShape, tokens: int, suffix: int, units: tuple[int,
     groups = grid_union(shape.layers, units)
     prefills = 2 * prefill_flops(shape, tokens, LayerRange(0, shape.layers))
     starts = sum(prefill_flops(shape, tokens, LayerRange(s, shape.layers)) for s in {g.start for g in groups})
-    return prefills + starts + len(groups) * 2.0 * suffix * sum(shape.linear_parameters)
+    suffixes = 0.0
+    for layer in range(shape.layers):
+        alone = LayerRange(layer, layer + 1)
+        behind = prefill_flops(shape, tokens + suffix, alone) - prefill_flops(shape, tokens, alone)
+        running = {g.start for g in groups if g.start <= layer < g.stop}
+        ended = [g for g in groups if g.stop <= layer]
+        suffixes += behind * (1 + len(running) + len(ended))
+    return prefills + starts + suffixes
 
 
 def _flops_per_second(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> float:

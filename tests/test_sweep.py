@@ -111,7 +111,7 @@ def test_an_interrupted_sweep_goes_on(
 def test_block_size_does_not_move_the_scores(
     pair: Path, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "MOST_ROWS", 1)
+    monkeypatch.setattr(executor, "MOST_PLANS", 1)
     folder = sweep(load_recipe(str(pair)), tmp_path, Silent())
     assert all(a.equals(b) for a, b in zip(tables(folder), tables(profile), strict=True))
 

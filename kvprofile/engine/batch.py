@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kvprofile.engine.cache import ContextKV, prefilled_cache, select_rows
+from kvprofile.engine.cache import ContextKV
 from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.tree import fan_out
 
 NOT_FINITE = -1
 """Stands for a token that could not be chosen, since the logits were not finite; such an answer ends there."""
@@ -24,12 +25,13 @@ def greedy_rows(
 ) -> list[tuple[int, ...]]:
     """Returns the greedy answer of every row: the ids that `reference.greedy` gives one at a time.
 
-    One pass reads the suffix and a draft of the answer (greedy speculative decoding, arXiv 2211.17192). Rows that agree with all
-    of the draft are done; the others go on in batches that share the position of their first difference, so no row is padded.
+    One pass over the tree of rows reads the suffix and a draft of the answer (greedy speculative decoding, arXiv 2211.17192).
+    Rows that agree with all of the draft are done; the others go on in batches that share the position of their first difference,
+    so no row is padded.
 
     Args:
         reader: The model that answers.
-        contexts: B contexts of S tokens each.
+        contexts: B contexts of S tokens each; what two of them share must be the same object.
         suffix: T token ids, the same for all rows.
         draft: A guess of the answer; may be empty.
         max_new_tokens: Limit on the answer.
@@ -37,18 +39,18 @@ def greedy_rows(
     """
     ends = end_ids | {NOT_FINITE}
     draft = draft[: max_new_tokens - 1]
-    cache = prefilled_cache(contexts, len(suffix) + max_new_tokens)
-    given = torch.tensor([[*suffix, *draft]]).expand(len(contexts), -1)
-    guesses = _choose(reader.logits(given, cache, keep=len(draft) + 1))
-    answers = [_verified(guess, draft, ends) for guess in guesses]
+    tree = fan_out(contexts)
+    cache = reader.rows_cache(tree.contexts, len(suffix) + max_new_tokens)
+    given = torch.tensor([[*suffix, *draft]])
+    guesses = _choose(reader.logits(given, cache, keep=len(draft) + 1, parents=tree.parents))
+    answers = [_verified(guesses[leaf], draft, ends) for leaf in tree.nodes[-1]]
 
     pending: dict[int, list[int]] = {}
     for row, answer in enumerate(answers):
         if answer[-1] not in ends and len(answer) < max_new_tokens:
             pending.setdefault(len(answer), []).append(row)
-    before = contexts[0][0].keys.shape[-2] + len(suffix)
     for length, rows in pending.items():
-        part = select_rows(cache, rows, before + length - 1)
+        part = cache.select([[nodes[row] for row in rows] for nodes in tree.nodes], len(suffix) + length - 1)
         while rows:
             new = torch.tensor([[answers[row][-1]] for row in rows])
             for row, (token,) in zip(rows, _choose(reader.logits(new, part, keep=1)), strict=True):
@@ -57,7 +59,7 @@ def greedy_rows(
             going = [i for i, row in enumerate(rows) if answers[row][-1] not in ends and length < max_new_tokens]
             if len(going) < len(rows):
                 rows = [rows[i] for i in going]
-                part = select_rows(part, going, before + length - 1) if rows else part
+                part = part.select([going] * len(tree.nodes), len(suffix) + length - 1) if rows else part
     return [tuple(answer) for answer in answers]
 
 

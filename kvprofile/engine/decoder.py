@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from kvprofile.engine.cache import ContextKV, empty_cache, read_cache
+from kvprofile.engine.attention import UnknownArgument, sharing
+from kvprofile.engine.cache import KV, ContextKV, RowsCache, empty_cache, read_cache
 from kvprofile.errors import BadInput, GateFailed
 from kvprofile.layers import LayerRange
 
@@ -36,6 +38,7 @@ class Decoder:
         self._can_keep = "logits_to_keep" in parameters
         self._layer_returns_tuple = False
         self._probe()
+        self.shares_contexts = self._can_share()
 
     @property
     def all_layers(self) -> LayerRange:
@@ -79,13 +82,16 @@ class Decoder:
             return self._context_pass(token_ids, group)
 
     @torch.inference_mode()
-    def logits(self, token_ids: torch.Tensor, cache: Cache, keep: int) -> torch.Tensor:
+    def logits(
+        self, token_ids: torch.Tensor, cache: Cache, keep: int, parents: Sequence[Sequence[int]] = ()
+    ) -> torch.Tensor:
         """Runs new tokens behind what the cache holds, and adds them to it.
 
         Args:
             token_ids: `(B, T)` int64.
-            cache: From `prefilled_cache` or `empty_cache`.
+            cache: From `prefilled_cache`, `empty_cache` or `rows_cache`.
             keep: Last tokens whose logits are wanted.
+            parents: For every layer, which row of the layer before each of its rows goes on from; empty if rows stay as they are.
 
         Returns:
             `(B, keep, vocabulary)` float32.
@@ -93,8 +99,17 @@ class Decoder:
         options: dict[str, Any] = {self._cache_name: cache, "use_cache": True}
         if self._can_keep:
             options["logits_to_keep"] = keep
-        logits: torch.Tensor = self.model(input_ids=token_ids.to(self.model.device), **options).logits
+        with ExitStack() as stack:
+            if isinstance(cache, RowsCache) and not cache.joined:
+                stack.enter_context(sharing(self.model.config, cache))
+            if parents:
+                stack.enter_context(self._branching(parents))
+            logits: torch.Tensor = self.model(input_ids=token_ids.to(self.model.device), **options).logits
         return logits[:, -keep:].float()
+
+    def rows_cache(self, contexts: Sequence[Sequence[KV]], room: int) -> RowsCache:
+        """Returns a cache of rows that read the given contexts, for each layer, with room for more tokens."""
+        return RowsCache(contexts, room, joined=not self.shares_contexts)
 
     def _context_pass(self, token_ids: Sequence[int], group: LayerRange) -> ContextKV:
         cache = empty_cache()
@@ -109,19 +124,11 @@ class Decoder:
         The model's own forward still builds masks, positions and rotary tables, so every architecture keeps its ways. Replacing
         the layers' `forward` (not the layers) leaves hooks and offloading by accelerate in place but unused for skipped layers.
         """
-
-        def replace(
-            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            if args:
-                return (entering, *args[1:]), kwargs
-            return args, {**kwargs, "hidden_states": entering}
-
         skipped = [layer for index, layer in enumerate(self.layers) if not group.start <= index < group.stop]
         own = [layer.__dict__.get("forward") for layer in skipped]
         hook = None
         if entering is not None:
-            hook = self.layers[group.start].register_forward_pre_hook(replace, with_kwargs=True)
+            hook = self.layers[group.start].register_forward_pre_hook(partial(_enter, entering), with_kwargs=True)
         try:
             for layer in skipped:
                 layer.forward = self._hand_on
@@ -134,6 +141,19 @@ class Decoder:
                     layer.forward = forward
             if hook is not None:
                 hook.remove()
+
+    @contextmanager
+    def _branching(self, parents: Sequence[Sequence[int]]) -> Iterator[None]:
+        """Lets every layer begin with rows of the layer before, chosen by index."""
+        handles = []
+        for layer, chosen in zip(self.layers, parents, strict=True):
+            if tuple(chosen) != tuple(range(len(chosen))):
+                handles.append(layer.register_forward_pre_hook(partial(_branch, list(chosen)), with_kwargs=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def _hand_on(self, *args: Any, **kwargs: Any) -> Any:
         hidden = _hidden(args, kwargs)
@@ -156,6 +176,17 @@ class Decoder:
         if len(returned) != 1 or len(kv) != len(self.layers):
             raise GateFailed(f"{type(self.model).__name__} does not run its layers once each, in order")
         self._layer_returns_tuple = isinstance(returned[0], tuple)
+
+    @torch.inference_mode()
+    def _can_share(self) -> bool:
+        """Whether all layers attend through Transformers' `AttentionInterface`, with nothing that ours does not honour."""
+        context = self._context_pass((0, 1), self.all_layers)
+        cache = RowsCache([[kv] for kv in context], 1, joined=False)
+        try:
+            self.logits(torch.tensor([[0]]), cache, keep=1)
+        except (UnknownArgument, RuntimeError, KeyError, TypeError, ValueError, AttributeError):
+            return False
+        return cache.attended == set(range(len(self.layers)))
 
 
 def find_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -185,3 +216,21 @@ def find_layers(model: PreTrainedModel) -> list[nn.Module]:
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     hidden: torch.Tensor = args[0] if args else kwargs["hidden_states"]
     return hidden
+
+
+def _with_hidden(
+    hidden: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
+
+
+def _enter(
+    entering: torch.Tensor, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return _with_hidden(entering, args, kwargs)
+
+
+def _branch(
+    parents: list[int], _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return _with_hidden(_hidden(args, kwargs)[parents], args, kwargs)

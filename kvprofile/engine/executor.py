@@ -18,8 +18,8 @@ from kvprofile.errors import OutOfMemory
 from kvprofile.layers import Plan
 from kvprofile.strategies import Reading, Strategy
 
-MOST_ROWS = 16
-"""Plans decoded together at most; memory may allow fewer."""
+MOST_PLANS = 128
+"""Plans answered together at most, so that progress moves; memory may allow fewer."""
 
 
 class Answer(NamedTuple):
@@ -69,28 +69,51 @@ def answer_plans(
         OutOfMemory: If not even one plan at a time fits.
     """
     draft = greedy(readers.receiver, caches.receiver_kv, *question)
-    rows = _rows_that_fit(readers.receiver, caches.receiver_kv, question, len(draft))
-    start = 0
-    while start < len(plans):
-        block = plans[start : start + rows]
-        readings = [strategies[plan.strategy].read(caches, plan) for plan in block]
-        try:
-            answers = _answer_block(readers, readings, question, draft)
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            if rows == 1:
-                raise OutOfMemory(
-                    "out of memory with one plan at a time; use shorter contexts (--max-context-tokens), "
-                    "a smaller dtype (--dtype bfloat16) or a larger device"
-                ) from error
-            rows = max(1, rows // 2)
-            print(f"kvprofile: out of memory, going on with {rows} plans at a time", file=sys.stderr)
-            continue
-        for plan, ids in zip(block, answers, strict=True):
+    room = _free_bytes(readers.receiver) // 2
+    per_plan = _bytes_per_plan(readers.receiver, caches.receiver_kv, question, len(draft))
+    for block, readings in _blocks(caches, plans, strategies, room, per_plan):
+        for plan, ids in zip(block, _answer(readers, readings, question, draft), strict=True):
             yield _checked(plan, ids)
         done(len(block))
-        start += len(block)
+
+
+def _blocks(
+    caches: ContextCaches, plans: Sequence[Plan], strategies: Mapping[str, Strategy], room: int, per_plan: int
+) -> Iterator[tuple[list[Plan], list[Reading]]]:
+    """Yields plans with their contexts, as many at a time as `room` bytes hold."""
+    block: list[Plan] = []
+    readings: list[Reading] = []
+    held: dict[int, int] = {}
+    for plan in plans:
+        reading = strategies[plan.strategy].read(caches, plan)
+        held |= {id(kv): sum(part.nbytes for part in kv) for kv in reading.context}
+        if block and (len(block) == MOST_PLANS or sum(held.values()) + (len(block) + 1) * per_plan > room):
+            yield block, readings
+            block, readings = [], []
+            held = {id(kv): sum(part.nbytes for part in kv) for kv in reading.context}
+        block.append(plan)
+        readings.append(reading)
+    if block:
+        yield block, readings
+
+
+def _answer(
+    readers: Readers, readings: Sequence[Reading], question: Question, draft: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """Answers a block of plans; out of memory, one half of it after the other."""
+    try:
+        return _answer_block(readers, readings, question, draft)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        if len(readings) == 1:
+            raise OutOfMemory(
+                "out of memory with one plan at a time; use shorter contexts (--max-context-tokens), "
+                "a smaller dtype (--dtype bfloat16) or a larger device"
+            ) from error
+    half = len(readings) // 2
+    print(f"kvprofile: out of memory, going on with {len(readings) - half} plans at a time", file=sys.stderr)
+    return [ids for part in (readings[:half], readings[half:]) for ids in _answer(readers, part, question, draft)]
 
 
 def _answer_block(
@@ -114,14 +137,17 @@ def _checked(plan: Plan, ids: tuple[int, ...]) -> Answer:
     return Answer(plan, ids)
 
 
-def _rows_that_fit(reader: Decoder, context: ContextKV, question: Question, draft_tokens: int) -> int:
-    """Returns how many plans to decode together: at most half of the free memory for their caches and logits."""
+def _free_bytes(reader: Decoder) -> int:
     device = reader.model.device
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    tokens = context[0].keys.shape[-2] + len(question.suffix) + question.max_new_tokens
+    return int(torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available)
+
+
+def _bytes_per_plan(reader: Decoder, context: ContextKV, question: Question, draft_tokens: int) -> int:
+    """Returns what a plan holds beside its context: K/V of its own tokens (twice while rows are selected) and logits."""
+    tokens = len(question.suffix) + question.max_new_tokens
     per_token = sum(part.shape[1] * part.shape[3] * part.element_size() for kv in context for part in kv)
-    logits = 3 * 4 * (draft_tokens + 1) * reader.model.config.get_text_config(decoder=True).vocab_size
-    return int(max(1, min(MOST_ROWS, free // 2 // (2 * tokens * per_token + logits))))
+    logits = 2 * 4 * (draft_tokens + 1) * reader.model.config.get_text_config(decoder=True).vocab_size
+    return int(2 * tokens * per_token + logits)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

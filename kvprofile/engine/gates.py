@@ -36,7 +36,7 @@ def check_gates(readers: Readers, caches: ContextCaches, token_ids: Sequence[int
 
     suffix = torch.tensor([list(question.suffix)])
     plain = receiver.logits(torch.tensor([[*token_ids, *question.suffix]]), empty_cache(), keep=1)
-    injected = receiver.logits(suffix, prefilled_cache([caches.receiver_kv], len(question.suffix)), keep=1)
+    injected = receiver.logits(suffix, prefilled_cache(caches.receiver_kv), keep=1)
     if not plain.isfinite().all():
         raise GateFailed("the receiver's logits are not finite on the first sample; check its weights and dtype")
     _require(

@@ -54,7 +54,7 @@ def greedy(
 
     All layers run with the reader's weights; question and answer attend to the given context cache.
     """
-    cache = prefilled_cache([context], len(suffix) + max_new_tokens)
+    cache = prefilled_cache(context)
     new = torch.tensor([list(suffix)])
     answer: list[int] = []
     while True:

@@ -43,8 +43,11 @@ def read(paths: list[Path]) -> list[dict]:
     return [json.loads(line) for path in paths for line in path.read_text("utf-8").splitlines()]
 
 
-def qa_examples(tokenizer, paths: list[Path], limit_2wiki: int) -> Callable[[random.Random], Example]:
-    """Returns a sampler of (prompt, answer); the first `limit_2wiki` 2WikiMultihopQA records are used, the rest never."""
+def qa_examples(tokenizer, paths: list[Path], limit_2wiki: int, full: float) -> Callable[[random.Random], Example]:
+    """Returns a sampler of (prompt, answer); a share `full` of the prompts carries every passage of its record.
+
+    The first `limit_2wiki` 2WikiMultihopQA records are used, the rest never.
+    """
     records = [r for r in read(paths) if not r["id"].startswith("2wiki")]
     records += [r for r in read(paths) if r["id"].startswith("2wiki")][:limit_2wiki]
 
@@ -53,7 +56,7 @@ def qa_examples(tokenizer, paths: list[Path], limit_2wiki: int) -> Callable[[ran
         gold = [p for p in record["paragraphs"] if p["title"] in record["supporting"]]
         rest = [p for p in record["paragraphs"] if p["title"] not in record["supporting"]]
         rng.shuffle(rest)
-        keep = len(rest) if rng.random() < 0.3 else rng.randint(0, 4)
+        keep = len(rest) if rng.random() < full else rng.randint(0, 4)
         chosen = gold + rest[:keep]
         rng.shuffle(chosen)
         context = "\n\n".join(f"{p['title']}\n{p['text']}" for p in chosen)
@@ -89,9 +92,9 @@ def train(args: argparse.Namespace) -> None:
     model = get_peft_model(model, config)  # adapter weights stay float32 while training
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps=args.steps, pct_start=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps=args.steps, pct_start=args.warm_up)
     sample = (
-        qa_examples(tokenizer, args.data, args.limit_2wiki)
+        qa_examples(tokenizer, args.data, args.limit_2wiki, args.full)
         if args.trade == "qa"
         else code_examples(tokenizer, args.data, args.tokens)
     )
@@ -142,7 +145,7 @@ def train(args: argparse.Namespace) -> None:
     model.save_pretrained(args.out)
     checkpoint.unlink(missing_ok=True)
     (args.out / "README.md").unlink(missing_ok=True)
-    settings = {k: v for k, v in vars(args).items() if k in ("trade", "steps", "batch", "rank", "alpha", "lr", "seed")}
+    settings = {k: v for k, v in vars(args).items() if k not in ("base", "out", "data")}
     print(json.dumps({"done": True, **settings, "torch": torch.__version__, "threads": torch.get_num_threads()}))
 
 
@@ -157,7 +160,9 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--alpha", type=int, default=32)
     parser.add_argument("--lr", type=float, default=5e-4)
-    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--warm-up", type=float, default=0.05, help="share of the steps in which the rate rises")
+    parser.add_argument("--full", type=float, default=0.3, help="qa: share of prompts with all passages")
+    parser.add_argument("--tokens", type=int, default=512, help="code: tokens of a window of source")
     parser.add_argument("--limit-2wiki", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0)
     train(parser.parse_args())

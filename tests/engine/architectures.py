@@ -82,6 +82,13 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         v_head_dim=8,
         num_key_value_heads=4,
     ),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **_GROUPED,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    ),
 }
 
 

@@ -109,7 +109,7 @@ class TestSplice:
         decoder = tiny_decoder()
         context = capture(decoder, CONTEXT).kv
         whole = decoder.logits(torch.tensor([[*CONTEXT, *SUFFIX]]), empty_cache(), keep=len(SUFFIX))
-        behind = decoder.logits(torch.tensor([SUFFIX]), prefilled_cache([context], 5), keep=len(SUFFIX))
+        behind = decoder.logits(torch.tensor([SUFFIX]), prefilled_cache(context), keep=len(SUFFIX))
         torch.testing.assert_close(behind, whole, rtol=1e-4, atol=1e-4)
 
     def test_two_models_disagree(self) -> None:
