@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from kvprofile.data.prompts import Sample
 from kvprofile.engine.executor import Answer, answer_plans
+from kvprofile.engine.fidelity import Fidelity
 from kvprofile.engine.gates import check_gates
 from kvprofile.engine.timing import spread_of_groups, time_prefills
 from kvprofile.errors import Interrupted
@@ -117,7 +118,7 @@ def _score(run: Run, sample: Sample, answer: Answer, metrics: Sequence[Metric]) 
 
 
 def _row(run: Run, sample: Sample, scored: _Scored, metric: str, baseline: Mapping[str, float]) -> dict[str, Any]:
-    keep = run.recipe.store_text
+    keep, fidelity = run.recipe.store_text, scored.answer.fidelity
     return {
         "sample_id": sample.sample_id,
         "task": sample.task,
@@ -126,6 +127,7 @@ def _row(run: Run, sample: Sample, scored: _Scored, metric: str, baseline: Mappi
         **dict(zip(("strategy", "start_layer", "stop_layer", "params"), scored.answer.plan.key, strict=True)),
         "value": scored.values.get(metric),
         "baseline_value": baseline.get(metric),
+        **(fidelity._asdict() if fidelity else dict.fromkeys(Fidelity._fields)),
         "output_token_ids": scored.answer.token_ids if keep else None,
         "output_text": scored.text if keep else None,
         "context_tokens": len(sample.context_token_ids),

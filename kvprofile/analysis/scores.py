@@ -28,7 +28,7 @@ class Scores:
         plans: Row of every plan in the arrays.
         value: Scores.
         kl: Divergence of the receiver's next-token distributions from full prefill's, mean over the answer, in nats.
-        top1_agreement: Share of the answer's tokens that full prefill would have chosen too.
+        top1_agreement: Share of the tokens of full prefill's answer that the plan would choose, given those before.
         same_output: 1 where the answer's token ids equal full prefill's, 0 where not, NaN where either was not stored.
     """
 

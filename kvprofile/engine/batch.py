@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from kvprofile.engine.cache import ContextKV
 from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.fidelity import Draft, Fidelity, fidelity
 from kvprofile.engine.tree import fan_out
 
 NOT_FINITE = -1
 """Stands for a token that could not be chosen, since the logits were not finite; such an answer ends there."""
+
+
+class Row(NamedTuple):
+    """The answer of one row, and how close it stays to the draft."""
+
+    token_ids: tuple[int, ...]
+    fidelity: Fidelity | None
 
 
 @torch.inference_mode()
@@ -19,10 +28,10 @@ def greedy_rows(
     reader: Decoder,
     contexts: Sequence[ContextKV],
     suffix: Sequence[int],
-    draft: Sequence[int],
+    draft: Draft,
     max_new_tokens: int,
     end_ids: frozenset[int],
-) -> list[tuple[int, ...]]:
+) -> list[Row]:
     """Returns the greedy answer of every row: the ids that `reference.greedy` gives one at a time.
 
     One pass over the tree of rows reads the suffix and a draft of the answer (greedy speculative decoding, arXiv 2211.17192).
@@ -33,17 +42,20 @@ def greedy_rows(
         reader: The model that answers.
         contexts: B contexts of S tokens each; what two of them share must be the same object.
         suffix: T token ids, the same for all rows.
-        draft: A guess of the answer; may be empty.
+        draft: A guess of the answer.
         max_new_tokens: Limit on the answer.
         end_ids: An answer ends with the first of these, which is its last id.
     """
     ends = end_ids | {NOT_FINITE}
-    draft = draft[: max_new_tokens - 1]
     tree = fan_out(contexts)
     cache = reader.rows_cache(tree.contexts, len(suffix) + max_new_tokens)
-    given = torch.tensor([[*suffix, *draft]])
-    guesses = _choose(reader.logits(given, cache, keep=len(draft) + 1, parents=tree.parents))
-    answers = [_verified(guesses[leaf], draft, ends) for leaf in tree.nodes[-1]]
+    given = torch.tensor([[*suffix, *draft.token_ids[:-1]]])
+    logits = reader.logits(given, cache, keep=len(draft.token_ids), parents=tree.parents)
+    verified = [
+        (_verified(guess, draft.token_ids, ends), fidelity(draft, row))
+        for guess, row in zip(_choose(logits), logits, strict=True)
+    ]
+    answers = [list(verified[leaf][0]) for leaf in tree.nodes[-1]]
 
     pending: dict[int, list[int]] = {}
     for row, answer in enumerate(answers):
@@ -60,7 +72,7 @@ def greedy_rows(
             if len(going) < len(rows):
                 rows = [rows[i] for i in going]
                 part = part.select([going] * len(tree.nodes), len(suffix) + length - 1) if rows else part
-    return [tuple(answer) for answer in answers]
+    return [Row(tuple(answer), verified[leaf][1]) for answer, leaf in zip(answers, tree.nodes[-1], strict=True)]
 
 
 def _choose(logits: torch.Tensor) -> list[list[int]]:
@@ -72,8 +84,8 @@ def _choose(logits: torch.Tensor) -> list[list[int]]:
 def _verified(guess: Sequence[int], draft: Sequence[int], ends: frozenset[int]) -> list[int]:
     """Returns the chosen tokens up to the first end token or the first one that differs from the draft."""
     answer: list[int] = []
-    for position, token in enumerate(guess):
+    for token, guessed in zip(guess, draft, strict=True):
         answer.append(token)
-        if token in ends or position == len(draft) or token != draft[position]:
+        if token in ends or token != guessed:
             break
     return answer

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from kvprofile.engine.batch import NOT_FINITE, greedy_rows
-from kvprofile.engine.cache import ContextKV
+from kvprofile.engine.batch import NOT_FINITE, Row, greedy_rows
+from kvprofile.engine.cache import ContextKV, prefilled_cache
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.fidelity import Draft, Fidelity
 from kvprofile.engine.reference import greedy
 from kvprofile.errors import OutOfMemory
 from kvprofile.layers import Plan
@@ -27,6 +28,7 @@ class Answer(NamedTuple):
 
     plan: Plan
     token_ids: tuple[int, ...] | None
+    fidelity: Fidelity | None = None
     error: str | None = None
 
 
@@ -68,12 +70,12 @@ def answer_plans(
     Raises:
         OutOfMemory: If not even one plan at a time fits.
     """
-    draft = greedy(readers.receiver, caches.receiver_kv, *question)
+    draft = _draft(readers.receiver, caches.receiver_kv, question)
     room = _free_bytes(readers.receiver) // 2
-    per_plan = _bytes_per_plan(readers.receiver, caches.receiver_kv, question, len(draft))
+    per_plan = _bytes_per_plan(readers.receiver, caches.receiver_kv, question, len(draft.token_ids))
     for block, readings in _blocks(caches, plans, strategies, room, per_plan):
-        for plan, ids in zip(block, _answer(readers, readings, question, draft), strict=True):
-            yield _checked(plan, ids)
+        for plan, row in zip(block, _answer(readers, readings, question, draft), strict=True):
+            yield _checked(plan, row)
         done(len(block))
 
 
@@ -97,9 +99,7 @@ def _blocks(
         yield block, readings
 
 
-def _answer(
-    readers: Readers, readings: Sequence[Reading], question: Question, draft: Sequence[int]
-) -> list[tuple[int, ...]]:
+def _answer(readers: Readers, readings: Sequence[Reading], question: Question, draft: Draft) -> list[Row]:
     """Answers a block of plans; out of memory, one half of it after the other."""
     try:
         return _answer_block(readers, readings, question, draft)
@@ -113,28 +113,33 @@ def _answer(
             ) from error
     half = len(readings) // 2
     print(f"kvprofile: out of memory, going on with {len(readings) - half} plans at a time", file=sys.stderr)
-    return [ids for part in (readings[:half], readings[half:]) for ids in _answer(readers, part, question, draft)]
+    return [row for part in (readings[:half], readings[half:]) for row in _answer(readers, part, question, draft)]
 
 
-def _answer_block(
-    readers: Readers, readings: Sequence[Reading], question: Question, draft: Sequence[int]
-) -> list[tuple[int, ...]]:
-    answers: list[tuple[int, ...]] = [()] * len(readings)
+def _draft(reader: Decoder, context: ContextKV, question: Question) -> Draft:
+    """Returns the reference executor's answer behind the reader's own cache, with the distributions it was chosen from."""
+    token_ids = greedy(reader, context, *question)
+    given = torch.tensor([[*question.suffix, *token_ids[:-1]]])
+    logits = reader.logits(given, prefilled_cache(context), keep=len(token_ids))[0]
+    return Draft(token_ids, logits.log_softmax(dim=-1))
+
+
+def _answer_block(readers: Readers, readings: Sequence[Reading], question: Question, draft: Draft) -> list[Row]:
+    answers: dict[int, Row] = {}
     alike: dict[tuple[bool, int], list[int]] = {}
     for row, reading in enumerate(readings):
         alike.setdefault((reading.by_sender, reading.context[0].keys.shape[-2]), []).append(row)
     for (by_sender, _), rows in alike.items():
         reader = readers.sender if by_sender else readers.receiver
         contexts = [readings[row].context for row in rows]
-        for row, ids in zip(rows, greedy_rows(reader, contexts, question.suffix, draft, *question[1:]), strict=True):
-            answers[row] = ids
-    return answers
+        answers |= zip(rows, greedy_rows(reader, contexts, question.suffix, draft, *question[1:]), strict=True)
+    return [answers[row] for row in range(len(readings))]
 
 
-def _checked(plan: Plan, ids: tuple[int, ...]) -> Answer:
-    if ids[-1] == NOT_FINITE:
-        return Answer(plan, None, f"the logits of answer token {len(ids)} are not finite")
-    return Answer(plan, ids)
+def _checked(plan: Plan, row: Row) -> Answer:
+    if row.token_ids[-1] == NOT_FINITE:
+        return Answer(plan, None, error=f"the logits of answer token {len(row.token_ids)} are not finite")
+    return Answer(plan, *row)
 
 
 def _free_bytes(reader: Decoder) -> int:
@@ -146,7 +151,7 @@ def _bytes_per_plan(reader: Decoder, context: ContextKV, question: Question, dra
     """Returns what a plan holds beside its context: K/V of its own tokens (twice while rows are selected) and logits."""
     tokens = len(question.suffix) + question.max_new_tokens
     per_token = sum(part.shape[1] * part.shape[3] * part.element_size() for kv in context for part in kv)
-    logits = 2 * 4 * (draft_tokens + 1) * reader.model.config.get_text_config(decoder=True).vocab_size
+    logits = 2 * 4 * draft_tokens * reader.model.config.get_text_config(decoder=True).vocab_size
     return int(2 * tokens * per_token + logits)
 
 
