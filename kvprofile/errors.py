@@ -30,6 +30,17 @@ class OutOfMemory(KvprofileError):
     exit_code = 4
 
 
+OUT_OF_MEMORY = (
+    "out of memory; use shorter contexts (--max-context-tokens), a smaller dtype (--dtype bfloat16) or a larger device"
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python or torch, which need not be installed, says that memory ran out."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
+
+
 class GateFailed(KvprofileError):
     """The engine would not be exact on this pair, so nothing was measured."""
 

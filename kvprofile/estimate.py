@@ -33,7 +33,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     parts = load_parts(recipe)
     outline = load_outline(recipe.receiver, recipe.models, recipe.search_folders)
     shape = shape_of(outline.model)
-    samples = build_samples(recipe, parts, outline.tokenizer, outline.model.config)
+    samples = build_samples(recipe, parts, outline.tokenizer, [outline.model.config])
     tokens = int(statistics.median(len(s.context_token_ids) for s in samples))
     suffix = int(statistics.median(len(s.suffix_token_ids) for s in samples))
     rate = _flops_per_second(shape, outline.device, outline.model.dtype)

@@ -14,7 +14,7 @@ class RunIdentity:
     """Every field takes part in the hash; what must not (batch size, device index, worker count) is not a field.
 
     Attributes:
-        version: Raised when the engine's answers change.
+        version: Raised when what a part holds changes.
         sender, receiver: Fingerprints of weights, tokenizer, template and config.
         samples: Per sample its id, task, data set, hashes of context, suffix and references, and decode limit.
         metrics: `name@version` per task and data set.
@@ -38,7 +38,7 @@ class RunIdentity:
     seed: int
     confidence: float
     resamples: int
-    version: int = 1
+    version: int = 2
 
     def sha256(self) -> str:
         """Returns the hash of all fields by name."""

@@ -18,10 +18,14 @@ from kvprofile import __version__
 from kvprofile.analysis.profile_table import PlanCost, Source, build_profile_rows
 from kvprofile.cost.prefill import ModelShape, e_bytes_per_token, kv_bytes_per_token, prefill_flops
 from kvprofile.engine.shape import shape_of
+from kvprofile.engine.timing import WARM_UP
+from kvprofile.errors import Interrupted
 from kvprofile.identity import json_sha256
 from kvprofile.layers import LayerRange, Plan, largest_unit
+from kvprofile.models.architecture import head_width, key_value_heads
 from kvprofile.models.loading import LoadedModel
-from kvprofile.recipe import Recipe, to_yaml
+from kvprofile.models.machine import cpu_name
+from kvprofile.recipe import to_yaml
 from kvprofile.run import Run, read_part
 from kvprofile.store.schema import FORMAT_VERSION, SAMPLES
 from kvprofile.store.writer import write_table
@@ -30,7 +34,13 @@ from kvprofile.store.writer import write_table
 def write_profile(run: Run, timings: list[dict[str, Any]], folder: Path, version: int) -> None:
     """Writes all files of version `version` into `folder`, from the run's parts and measured times."""
     header = _header(run, version)
-    measurements = pa.concat_tables([part for s in run.samples if (part := read_part(run, s)) is not None])
+    parts = []
+    for sample in run.samples:
+        part = read_part(run, sample)
+        if part is None:
+            raise Interrupted(f'the part of sample "{sample.sample_id}" cannot be read; run the same command again')
+        parts.append(part)
+    measurements = pa.concat_tables(parts)
     rows = build_profile_rows(
         measurements,
         _costs(run, timings),
@@ -46,12 +56,13 @@ def write_profile(run: Run, timings: list[dict[str, Any]], folder: Path, version
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
+        "processor": cpu_name(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "device": header["device"],
         "attention": header["attention"],
+        "prefill_warm_up_runs": WARM_UP,
         "prefill_timings": timings,
         "boundary_moved": sum(s.boundary_moved for s in run.samples),
     }
@@ -119,8 +130,8 @@ def _header(run: Run, version: int) -> dict[str, Any]:
         "profile_id": json_sha256([run.identity, version])[:32],
         "version": version,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "sender": _model_header(run.sender, run.recipe),
-        "receiver": _model_header(run.receiver, run.recipe),
+        "sender": _model_header(run.sender),
+        "receiver": _model_header(run.receiver),
         "recipe_sha256": run.recipe.sha256(),
         "datasets": [
             {
@@ -141,9 +152,9 @@ def _header(run: Run, version: int) -> dict[str, Any]:
     }
 
 
-def _model_header(loaded: LoadedModel, recipe: Recipe) -> dict[str, Any]:
+def _model_header(loaded: LoadedModel) -> dict[str, Any]:
     config = loaded.model.config.get_text_config(decoder=True)
-    heads = config.num_attention_heads
+    quantization: Any = getattr(loaded.model.config, "quantization_config", None)
     return {
         "name": loaded.reference.name,
         "revision": loaded.commit or loaded.reference.revision,
@@ -152,9 +163,9 @@ def _model_header(loaded: LoadedModel, recipe: Recipe) -> dict[str, Any]:
         "template_sha256": loaded.fingerprint.template_sha256,
         "architecture": type(loaded.model).__name__,
         "layers": config.num_hidden_layers,
-        "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "kv_heads": key_value_heads(config),
+        "head_dim": head_width(config),
         "hidden_size": config.hidden_size,
         "dtype": loaded.dtype,
-        "quantization": recipe.models.quantization,
+        "quantization": quantization.to_dict() if hasattr(quantization, "to_dict") else quantization,
     }

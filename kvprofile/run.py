@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +98,7 @@ def prepare(recipe: Recipe, out: Path, progress: Progress) -> Run:
     strategies = load_all()
     layers = len(readers.receiver.layers)
     plans = tuple(plan for s in _simplest_first(strategies) for plan in s.plans(layers, recipe.granularity))
-    samples = build_samples(recipe, parts, receiver.tokenizer, receiver.model.config)
+    samples = build_samples(recipe, parts, receiver.tokenizer, [sender.model.config, receiver.model.config])
     for sample in samples:
         _require_same_ids(sample, sender, receiver)
     _remark_on(samples, progress)
@@ -128,23 +129,27 @@ def load_parts(recipe: Recipe) -> tuple[Part, ...]:
     return tuple(_part(recipe, source) for source in recipe.data)
 
 
-def build_samples(recipe: Recipe, parts: Sequence[Part], tokenizer: Any, config: Any) -> tuple[Sample, ...]:
-    """Returns every chosen record in the receiver's token ids, cut where its context is too long for the model."""
-    return tuple(_sample(recipe, part, record, tokenizer, config) for part in parts for record in part.records)
+def build_samples(recipe: Recipe, parts: Sequence[Part], tokenizer: Any, configs: Sequence[Any]) -> tuple[Sample, ...]:
+    """Returns every chosen record in the receiver's token ids, cut where its context is too long for one of the models."""
+    known = [getattr(c.get_text_config(decoder=True), "max_position_embeddings", None) for c in configs]
+    longest = min((positions for positions in known if positions is not None), default=None)
+    return tuple(_sample(recipe, part, record, tokenizer, longest) for part in parts for record in part.records)
 
 
 def _part(recipe: Recipe, source: DataSource) -> Part:
     data = load_dataset(source, recipe.folder)
     metrics = tuple(metric(name) for name in task_of(source).metrics)
+    names = [one.name for one in metrics]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise BadInput(f'metric "{repeated}" is asked for twice on {source.name}; name it once')
     return Part(source, data, choose(data, recipe.contexts, recipe.seed), metrics)
 
 
 def _require_writable(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".kvprofile-probe"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=out):
+            pass
     except OSError as error:
         raise BadInput(f'cannot write to "{out}" ({error.strerror}); give a writable folder with --out') from error
 
@@ -154,7 +159,7 @@ def _simplest_first(strategies: dict[str, Strategy]) -> list[Strategy]:
     return sorted(strategies.values(), key=lambda s: any(plan.range for plan in s.plans(1, (1,))))
 
 
-def _sample(recipe: Recipe, part: Part, record: Record, tokenizer: Any, config: Any) -> Sample:
+def _sample(recipe: Recipe, part: Part, record: Record, tokenizer: Any, longest: int | None) -> Sample:
     task = task_of(part.source)
 
     def build(limit: int | None) -> Sample:
@@ -169,11 +174,10 @@ def _sample(recipe: Recipe, part: Part, record: Record, tokenizer: Any, config: 
         )
 
     sample = build(recipe.max_context_tokens)
-    longest = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     room = None if longest is None else longest - len(sample.suffix_token_ids) - sample.max_new_tokens
     if room is not None and len(sample.context_token_ids) > room:
         if room < 1:
-            raise BadInput(f'record "{record.id}" leaves no room for its context in the model\'s {longest} positions')
+            raise BadInput(f'record "{record.id}" leaves no room for its context in the models\' {longest} positions')
         sample = build(room)
     return sample
 

@@ -142,14 +142,14 @@ def _quality_columns(scores: Scores, cost: PlanCost) -> dict[str, Any]:
     value, baseline = scores.of(key, scores.value), scores.baseline
     paired = ~np.isnan(value) & ~np.isnan(baseline)
     quality, full = _mean(value[paired]), _mean(baseline[paired])
-    floor = _mean(scores.of(_FLOOR, scores.value))
+    floor = _mean(scores.of(_FLOOR, scores.value)[paired])
     points = None if quality is None or full is None else 100 * (full - quality)
     return {
-        "n_scored": int((~np.isnan(value)).sum()),
+        "n_scored": int(paired.sum()),
         "quality": quality,
         "baseline_quality": full,
         "floor_quality": floor,
-        "sender_quality": _mean(scores.of(_SENDER, scores.value)),
+        "sender_quality": _mean(scores.of(_SENDER, scores.value)[paired]),
         "loss_rel": 1 - quality / full if quality is not None and full else None,
         "loss_points": points,
         "gap_recovered": _gap_recovered(quality, full, floor),

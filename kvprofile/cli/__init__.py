@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import importlib
 import pkgutil
+import signal
 import sys
 import traceback
 
 import typer
 
 from kvprofile import __version__
-from kvprofile.errors import KvprofileError
+from kvprofile.errors import OUT_OF_MEMORY, KvprofileError, is_out_of_memory
 from kvprofile.report.text import harmless
 
 app = typer.Typer(
@@ -24,6 +25,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+_TYPER_INTERRUPTED = 130
+"""What Typer exits with after a KeyboardInterrupt, which it keeps to itself."""
 
 
 def _version(shown: bool) -> None:
@@ -47,15 +52,15 @@ def main() -> None:
     """Runs the command line; every error becomes one sentence on standard error and an exit code."""
     debug = "--debug" in sys.argv
     sys.argv = [a for a in sys.argv if a != "--debug"]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop is an interrupt like Ctrl-C
     try:
         app()
-    except KeyboardInterrupt:
-        _fail("interrupted; run the same command again to go on from here", 3, debug)
+    except SystemExit as end:
+        if end.code == _TYPER_INTERRUPTED:
+            _fail("interrupted; run the same command again to go on from here", 3, debug)
+        raise
     except KvprofileError as error:
         _fail(str(error), error.exit_code, debug)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             place = f" at {error.filename}" if error.filename else ""
@@ -65,9 +70,9 @@ def main() -> None:
         ):
             _fail(f"{error.strerror}: {error.filename}; check the path and its permissions", 2, debug)
         _fail(f"{error}; run again with --debug for the traceback", 4, debug)
-    except MemoryError:
-        _fail("out of memory; use fewer or shorter contexts (--max-context-tokens) or a smaller dtype", 4, debug)
     except Exception as error:
+        if is_out_of_memory(error):
+            _fail(OUT_OF_MEMORY, 4, debug)
         summary = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         _fail(f"internal error ({summary}); run again with --debug for the traceback", 4, debug)
 

@@ -6,7 +6,7 @@ the two are merged by their log-sum-exp (Hydragen, arXiv 2402.05099). Registered
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ def sharing(config: PreTrainedConfig, cache: RowsCache) -> Iterator[None]:
 
 
 class _Part(NamedTuple):
-    """Attention over one segment, not yet divided by `total`.
+    """Attention over one segment, not yet divided by `total`; a sink is a segment of its own that gives nothing.
 
     Attributes:
         output: `(…, D)` float32.
@@ -106,12 +106,10 @@ def _attention(
         step = max(1, _SCORES // (heads * tokens * (keys.shape[-2] + own_tokens)))
         for part in torch.split(index, step):
             q = query[part]
-            merged = _merge(
-                _attend_together(q, KV(keys, values), context_mask, softcap),
-                _attend_apart(q, KV(key[part], value[part]), own_mask, softcap),
-                sinks,
-            )
-            output[part] = merged.to(output.dtype)
+            parts = [_attend_apart(q, KV(key[part], value[part]), own_mask, softcap)]
+            if keys.shape[-2]:
+                parts.append(_attend_together(q, KV(keys, values), context_mask, softcap))
+            output[part] = _merge(parts, sinks).to(output.dtype)
     return output.flatten(1, 2).transpose(1, 2), None
 
 
@@ -149,15 +147,17 @@ def _weights(
     return weights, top, weights.sum(dim=-1, keepdim=True)
 
 
-def _merge(one: _Part, other: _Part, sinks: torch.Tensor | None) -> torch.Tensor:
-    top = torch.maximum(one.top, other.top)
+def _merge(parts: Sequence[_Part], sinks: torch.Tensor | None) -> torch.Tensor:
     if sinks is not None:
-        top = torch.maximum(top, sinks)
-    left, right = (one.top - top).exp(), (other.top - top).exp()
-    total = one.total * left + other.total * right
-    if sinks is not None:
-        total = total + (sinks - top).exp()
-    return (one.output * left + other.output * right) / total
+        first = parts[0]
+        parts = [
+            *parts,
+            _Part(torch.zeros_like(first.output), sinks.expand_as(first.top), torch.ones_like(first.total)),
+        ]
+    top = torch.stack([part.top for part in parts]).amax(dim=0)
+    shares = [(part.top - top).exp() for part in parts]
+    total = torch.stack([part.total * share for part, share in zip(parts, shares, strict=True)]).sum(dim=0)
+    return torch.stack([part.output * share for part, share in zip(parts, shares, strict=True)]).sum(dim=0) / total
 
 
 def _mask(*args: Any, **kwargs: Any) -> torch.Tensor:

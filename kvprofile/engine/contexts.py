@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from kvprofile.engine.cache import ContextKV
+from kvprofile.engine.cache import KV, ContextKV
 from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.reference import Capture, capture
 from kvprofile.layers import LayerRange
@@ -39,7 +39,9 @@ class ContextCaches:
 
     @cached_property
     def head_kv(self) -> ContextKV:
-        """The receiver's prefill of what stands before the context: the prompt without any context."""
+        """The receiver's prefill of what stands before the context, which may be nothing: the prompt without any context."""
+        if self._head_tokens == 0:
+            return tuple(KV(kv.keys[:, :, :0], kv.values[:, :, :0]) for kv in self.receiver_kv)
         return self._receiver.recompute(self._token_ids[: self._head_tokens], self._receiver.all_layers, None)
 
     def mixed(self, group: LayerRange) -> ContextKV:

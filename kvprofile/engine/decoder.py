@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 
 from kvprofile.engine.attention import UnknownArgument, sharing
 from kvprofile.engine.cache import KV, ContextKV, RowsCache, empty_cache, read_cache
-from kvprofile.errors import BadInput, GateFailed
+from kvprofile.errors import BadInput, GateFailed, is_out_of_memory
 from kvprofile.layers import LayerRange
 
 Forward = Callable[..., Any]
@@ -184,7 +184,12 @@ class Decoder:
         cache = RowsCache([[kv] for kv in context], 1, joined=False)
         try:
             self.logits(torch.tensor([[0]]), cache, keep=1)
-        except (UnknownArgument, RuntimeError, KeyError, TypeError, ValueError, AttributeError):
+        except (
+            UnknownArgument,
+            RuntimeError,
+        ) as error:  # own tokens alone do not fit the mask of a model's own attention
+            if is_out_of_memory(error):
+                raise
             return False
         return cache.attended == set(range(len(self.layers)))
 
@@ -203,7 +208,7 @@ def find_layers(model: PreTrainedModel) -> list[nn.Module]:
         raise BadInput(f"{name} has no language-model head; kvprofile needs a decoder-only causal language model")
     stacks = [
         module
-        for module in model.base_model.children()
+        for module in model.base_model.modules()
         if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers
     ]
     if len(stacks) != 1:

@@ -15,7 +15,7 @@ from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.fidelity import Draft, Fidelity
 from kvprofile.engine.reference import greedy
-from kvprofile.errors import OutOfMemory
+from kvprofile.errors import OUT_OF_MEMORY, OutOfMemory, is_out_of_memory
 from kvprofile.layers import Plan
 from kvprofile.strategies import Reading, Strategy
 
@@ -103,14 +103,11 @@ def _answer(readers: Readers, readings: Sequence[Reading], question: Question, d
     """Answers a block of plans; out of memory, one half of it after the other."""
     try:
         return _answer_block(readers, readings, question, draft)
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
         if len(readings) == 1:
-            raise OutOfMemory(
-                "out of memory with one plan at a time; use shorter contexts (--max-context-tokens), "
-                "a smaller dtype (--dtype bfloat16) or a larger device"
-            ) from error
+            raise OutOfMemory(OUT_OF_MEMORY) from error
     half = len(readings) // 2
     print(f"kvprofile: out of memory, going on with {len(readings) - half} plans at a time", file=sys.stderr)
     return [row for part in (readings[:half], readings[half:]) for row in _answer(readers, part, question, draft)]
@@ -153,7 +150,3 @@ def _bytes_per_plan(reader: Decoder, context: ContextKV, question: Question, dra
     per_token = sum(part.shape[1] * part.shape[3] * part.element_size() for kv in context for part in kv)
     logits = 2 * 4 * draft_tokens * reader.model.config.get_text_config(decoder=True).vocab_size
     return int(2 * tokens * per_token + logits)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)

@@ -8,20 +8,21 @@ from transformers import PreTrainedModel
 
 from kvprofile.cost.prefill import ModelShape
 from kvprofile.engine.decoder import find_layers
+from kvprofile.models.architecture import head_width, key_value_heads
 
 
 def shape_of(model: PreTrainedModel) -> ModelShape:
     """Returns the shape of a causal language model; its weights are not read, so it may lie on the meta device."""
     config = model.config.get_text_config(decoder=True)
     heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    width = head_width(config)
     rank = getattr(config, "kv_lora_rank", None)
     if rank:  # latent attention caches one compressed vector and the rotary part of the keys
         key_width, value_width = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
         cached = rank + config.qk_rope_head_dim
     else:
         key_width = value_width = width
-        cached = 2 * _kv_heads(config) * width
+        cached = 2 * key_value_heads(config) * width
     layers = find_layers(model)
     return ModelShape(
         linear_parameters=tuple(_linear_parameters(layer, config) for layer in layers),
@@ -33,15 +34,6 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
         windows=_windows(config, len(layers)),
         bytes_per_value=torch.empty((), dtype=model.dtype).element_size(),
     )
-
-
-def _kv_heads(config: object) -> int:
-    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
-        return 1
-    for name in ("num_key_value_heads", "num_kv_heads", "num_attention_heads"):
-        if heads := getattr(config, name, None):
-            return int(heads)
-    raise AttributeError("the config names no number of attention heads")
 
 
 def _linear_parameters(layer: nn.Module, config: object) -> int:

@@ -1,4 +1,4 @@
-"""Which architectures the engine can splice, decided from the config alone, before any weight is read."""
+"""What a config says of an architecture before any weight is read: whether the engine can splice it, and its heads."""
 
 from __future__ import annotations
 
@@ -42,6 +42,22 @@ def refuse_unsupported(config: PretrainedConfig, name: str) -> None:
         raise _refusal(
             name, model_type, f"recurrent or hybrid ({found}): a recurrent state cannot be spliced like keys and values"
         )
+
+
+def key_value_heads(config: PretrainedConfig) -> int:
+    """Returns the number of key-value heads of a text config, whatever it calls them."""
+    heads = int(config.num_attention_heads)
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        return 1
+    for name in ("num_key_value_heads", "num_kv_heads"):
+        if given := getattr(config, name, None):
+            return int(given)
+    return heads
+
+
+def head_width(config: PretrainedConfig) -> int:
+    """Returns the width of one head of a text config."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def _refusal(name: str, model_type: str, reason: str) -> BadInput:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from transformers import PretrainedConfig
 
 from kvprofile.errors import BadInput
-from kvprofile.models.distance import LayerDistance, head_width, key_value_heads, layer_distances
+from kvprofile.models.architecture import head_width, key_value_heads
+from kvprofile.models.distance import LayerDistance, layer_distances
 from kvprofile.models.loading import LoadedModel
 
 PROBES = (

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from kvprofile.models.architecture import head_width, key_value_heads
+
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|blocks|block|h)\.(\d+)\.(?:.*\.)?(\w*att\w*)\.(?:.*\.)?(\w+)$")
 _OTHER_TOWERS = re.compile(r"(?:^|[._])(?:vision|visual|audio|speech|cross\w*)(?:$|[._])")
 _KEYS = frozenset({"k_proj", "key", "key_proj", "wk"})
@@ -45,22 +47,6 @@ def layer_distances(sender: PreTrainedModel, receiver: PreTrainedModel) -> list[
     ours, theirs = _by_layer(sender), _by_layer(receiver)
     layers = int(_text_config(receiver).num_hidden_layers)
     return [_distance(layer, ours.get(layer, {}), theirs.get(layer, {}), receiver) for layer in range(layers)]
-
-
-def key_value_heads(config: PretrainedConfig) -> int:
-    """Returns the number of key-value heads of a text config, whatever it calls them."""
-    heads = int(config.num_attention_heads)
-    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
-        return 1
-    for name in ("num_key_value_heads", "num_kv_heads"):
-        if given := getattr(config, name, None):
-            return int(given)
-    return heads
-
-
-def head_width(config: PretrainedConfig) -> int:
-    """Returns the width of one head of a text config."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 @torch.no_grad()

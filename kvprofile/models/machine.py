@@ -57,7 +57,7 @@ def devices() -> list[dict[str, Any]]:
         )
     # Every CPU computes bfloat16; only some have instructions for it, and on the others it is slower than float32.
     fast = any(getattr(torch.cpu, probe, bool)() for probe in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    cpu = {"device": "cpu", "name": _cpu_name(), "bfloat16": fast, "threads": torch.get_num_threads()}
+    cpu = {"device": "cpu", "name": cpu_name(), "bfloat16": fast, "threads": torch.get_num_threads()}
     return [*found, cpu]
 
 
@@ -121,7 +121,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Returns the processor as its maker calls it, where the system tells."""
     if sys.platform == "linux":
         try:
             lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()

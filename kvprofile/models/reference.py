@@ -13,6 +13,7 @@ from kvprofile.resources import resource
 DEMO_BASE = "demo-base"
 """The word for the demo's base model, which is fetched when it is first loaded."""
 
+_CHECKPOINT = re.compile(r"checkpoint-\d+")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -92,5 +93,9 @@ def _find(part: str, folders: Sequence[Path]) -> Path | None:
 
 
 def _short(place: str) -> str:
-    name = Path(place).name
-    return name.removesuffix(".gguf") or place
+    """Returns a hub id as it is; of a path its last part, with the folder above a training run's `checkpoint-500`."""
+    path = Path(place)
+    if not path.is_absolute():
+        return place
+    name = path.name.removesuffix(".gguf") or place
+    return f"{path.parent.name}/{name}" if _CHECKPOINT.fullmatch(name) else name

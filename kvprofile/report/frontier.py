@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvprofile.analysis.choice import cheapest
+from kvprofile.analysis.choice import REFERENCE_ARMS, cheapest, complete
 from kvprofile.errors import BadInput, did_you_mean
 from kvprofile.layers import LayerRange, describe, groups
 from kvprofile.limits import LossLimit
@@ -30,6 +30,7 @@ class Block(NamedTuple):
         limit: The loss to accept, None if none was given.
         selected: The cheapest row within the limit.
         grids: What each coarser grid alone would have selected.
+        unscored: Plans that could serve a request but lack the score of a sample.
     """
 
     task: str
@@ -42,6 +43,7 @@ class Block(NamedTuple):
     limit: LossLimit | None
     selected: Row | None
     grids: dict[int, Row | None]
+    unscored: int
 
 
 def frontier_blocks(
@@ -150,7 +152,8 @@ def _block(rows: list[Row], limit: LossLimit | None, granularity: int | None, co
 
     mark_frontier(rows)
     first = rows[0]
-    coarser = [] if granularity is not None or limit is None else grids(rows)[1:]
+    everything = {(r["start_layer"], r["stop_layer"]) for r in rows if _is_group(r)}
+    coarser = [u for u in grids(rows) if granularity is None and set(groups_on(rows, u)) < everything]
     return Block(
         first["task"],
         first["dataset"],
@@ -164,6 +167,7 @@ def _block(rows: list[Row], limit: LossLimit | None, granularity: int | None, co
         grids={u: cheapest([r for r in rows if not _is_group(r) or _lies_on(r, u)], limit) for u in coarser}
         if limit
         else {},
+        unscored=sum(r["strategy"] not in REFERENCE_ARMS and not complete(r) for r in rows),
     )
 
 

