@@ -43,12 +43,13 @@ class Silent:
     def __init__(self) -> None:
         self.remarks: list[str] = []
         self.measured = 0
+        self.begun = False
 
     def say(self, remark: str) -> None:
         self.remarks.append(remark)
 
     def begin(self, samples: int, plans: int, done: int) -> None:
-        self.resumed = done
+        self.begun, self.resumed = True, done
 
     def plans_done(self, count: int) -> None: ...
 

@@ -1,12 +1,15 @@
 """Trains the two LoRA adapters of the demo pair on the CPU and prints one JSON line of progress every 20 steps.
 
-    python recipes/demo/train.py qa   --base BASE --out recipes/demo/receiver --data hotpotqa_train.jsonl 2wikimqa.jsonl
-    python recipes/demo/train.py code --base BASE --out recipes/demo/sender   --data mbpp.jsonl
+The bundled pair was made by
 
-`BASE` is the folder that `kvprofile.models.demo.base_folder()` returns. The question-answering specialist sees prompts exactly
-as the `qa` task builds them; loss on the answer only; passages are shuffled and distractors dropped at random, so that
-short and full contexts both occur. The code specialist continues Python source (the interpreter's own standard
-library) and answers MBPP prompts. The last line of the log is a summary; checkpoints let a killed run go on.
+    train.py qa --base BASE --data hotpotqa_train.jsonl 2wikimqa.jsonl --out receiver --steps 1000 --lr 5e-4
+    train.py code --base BASE --data mbpp.jsonl --out first --steps 1200 --lr 3.5e-3 --alpha 64 --warm-up 0.15 --tokens 256
+    train.py code --base BASE --data mbpp.jsonl --out sender --start first --steps 300 --lr 1e-3 --alpha 110 --warm-up 0.1 --tokens 256
+
+where `BASE` is the folder that `kvprofile.models.demo.base_folder()` returns; the logs are beside the adapters. The
+question-answering specialist sees prompts exactly as the `qa` task builds them; loss on the answer only; passages are
+shuffled and distractors dropped at random, so that short and full contexts both occur. The code specialist continues Python
+source (the interpreter's own standard library) and answers MBPP prompts. Checkpoints let a killed run go on.
 """
 
 from __future__ import annotations

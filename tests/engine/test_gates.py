@@ -12,7 +12,7 @@ import transformers
 
 from kvprofile import run
 from kvprofile.data.prompts import Sample
-from kvprofile.engine import attention
+from kvprofile.engine import attention, decoder, executor
 from kvprofile.engine.cache import KV
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
@@ -43,8 +43,9 @@ def broken(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, fault: Callab
     monkeypatch.setattr(owner, name, lambda *args, **kwargs: fault(real, *args, **kwargs))
 
 
-def test_a_sound_pair_passes(readers: Readers) -> None:
-    check(readers)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_sound_pair_passes(dtype: torch.dtype, readers: Readers) -> None:
+    check(Readers(*(Decoder(reader.model.to(dtype)) for reader in readers)))
 
 
 def test_a_weight_that_is_no_number(readers: Readers) -> None:
@@ -93,8 +94,27 @@ def test_a_group_of_the_wrong_layers(readers: Readers, monkeypatch: pytest.Monke
         check(readers)
 
 
-def test_attention_that_scales_its_output(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_that_scales_its_output(
+    dtype: torch.dtype, readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = Readers(*(Decoder(reader.model.to(dtype)) for reader in readers))
     broken(monkeypatch, attention, "_merge", lambda real, *args: 0.5 * real(*args))
+    with pytest.raises(GateFailed, match=EXECUTORS):
+        check(readers)
+
+
+def test_plans_that_get_each_others_answers(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, executor, "greedy_rows", lambda real, *args: (rows := real(*args))[1:] + rows[:1])
+    with pytest.raises(GateFailed, match=EXECUTORS):
+        check(readers)
+
+
+def test_rows_that_go_on_from_another_rows_layer(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_row_only(real: Any, parents: list[int], *args: Any) -> Any:
+        return real([0] * len(parents), *args)
+
+    broken(monkeypatch, decoder, "_branch", first_row_only)
     with pytest.raises(GateFailed, match=EXECUTORS):
         check(readers)
 
