@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from kvprofile.errors import BadInput
+
+PLAN_COLUMNS = ("strategy", "start_layer", "stop_layer", "params")
+"""The columns that name a plan in every table."""
+
+PlanKey = tuple[str, int | None, int | None, str | None]
+"""Values of `PLAN_COLUMNS`."""
+
+
+def plan_key(row: Mapping[str, Any]) -> PlanKey:
+    """Returns the plan that a row of any table is about."""
+    return row["strategy"], row["start_layer"], row["stop_layer"], row["params"]
 
 
 class LayerRange(NamedTuple):
@@ -28,8 +39,8 @@ class Plan(NamedTuple):
     """Canonical JSON, or None."""
 
     @property
-    def key(self) -> tuple[str, int | None, int | None, str | None]:
-        """The four columns that name a plan in every table."""
+    def key(self) -> PlanKey:
+        """The plan's values of `PLAN_COLUMNS`."""
         start, stop = self.range if self.range else (None, None)
         return self.strategy, start, stop, self.params
 
@@ -55,8 +66,12 @@ def grid_union(layers: int, units: Sequence[int]) -> list[LayerRange]:
 
 def largest_unit(group: LayerRange, layers: int, units: Iterable[int]) -> int | None:
     """Returns the largest of `units` whose grid contains the group, None if none does."""
-    on_grid = (u for u in units if group.start % u == 0 and (group.stop % u == 0 or group.stop == layers))
-    return max(on_grid, default=None)
+    return max((unit for unit in units if on_grid(group, layers, unit)), default=None)
+
+
+def on_grid(group: LayerRange, layers: int, unit: int) -> bool:
+    """Whether a group begins and ends on edges of the grid of `unit`-layer units."""
+    return group.start % unit == 0 and (group.stop % unit == 0 or group.stop == layers)
 
 
 def describe(group: LayerRange | None, layers: int) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -12,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from kvprofile.errors import BadInput, did_you_mean
+from kvprofile.identity import json_sha256
 from kvprofile.resources import resource
 
 Text = Annotated[str, Field(min_length=1)]
@@ -174,8 +173,7 @@ class Recipe(_Options):
 
     def sha256(self) -> str:
         """Returns the hash of the declared fields, which where the file lies and how it is laid out do not change."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return json_sha256(self.model_dump(mode="json"))
 
 
 def load_recipe(path_or_name: str) -> Recipe:
@@ -267,52 +265,3 @@ def _sentence(error: ValidationError) -> str:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
-
-
-def recipe_from_options(
-    recipe: str | None,
-    sender: str | None,
-    receiver: str | None,
-    dataset: str | None,
-    task: str | None,
-    options: Mapping[str, Any],
-    models: Mapping[str, Any],
-) -> Recipe:
-    """Returns a recipe file with command-line options laid over it, or a recipe made of options alone.
-
-    Args:
-        recipe: Path or bundled name, None for options alone.
-        sender: Replaces the recipe's.
-        receiver: Likewise.
-        dataset: Likewise, as the only data set.
-        task: Of that data set.
-        options: Other fields by name, None where not given; `granularity` as text such as `1,2,3`.
-        models: Fields of `ModelOptions`, None where not given.
-
-    Raises:
-        BadInput: If something needed is not given or a value is not allowed.
-    """
-    changes = {key: value for key, value in options.items() if value is not None}
-    if "granularity" in changes:
-        changes["granularity"] = _units(changes["granularity"])
-    changes |= {key: value for key, value in (("sender", sender), ("receiver", receiver)) if value is not None}
-    if dataset is not None:
-        changes["data"] = ({"dataset": dataset, "task": task or "qa"},)
-    elif task is not None:
-        raise BadInput("--task says how --dataset is asked and scored; give both")
-    base: Recipe | None = load_recipe(recipe) if recipe else None
-    options_of = {"sender": "--sender", "receiver": "--receiver", "data": "--dataset"}
-    missing = [option for name, option in options_of.items() if name not in changes]
-    if base is None and missing:
-        raise BadInput(f"give a recipe, or {', '.join(missing)}; kvprofile recipe ls shows the bundled recipes")
-    given = {key: value for key, value in models.items() if value is not None}
-    if given:
-        changes["models"] = {**(base.models.model_dump() if base else {}), **given}
-    return with_options(base, **changes) if base else parse_recipe(changes, Path.cwd(), "options")
-
-
-def _units(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(unit) for unit in text.split(","))
-    except ValueError:
-        raise BadInput(f'granularity "{text}" is not a list of units; write 1,2,3') from None

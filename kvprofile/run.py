@@ -95,9 +95,13 @@ def prepare(recipe: Recipe, out: Path, progress: Progress) -> Run:
     pair = compare(sender, receiver, chat_template=recipe.chat_template, distances=False)
     pair.require(recipe.sender, recipe.receiver)
     readers = Readers(Decoder(sender.model), Decoder(receiver.model))
+    if not readers.receiver.shares_contexts:
+        name = type(receiver.model).__name__
+        progress.say(f"the attention of {name} cannot share contexts between plans: slower, same answers")
     strategies = load_all()
     layers = len(readers.receiver.layers)
-    plans = tuple(plan for s in _simplest_first(strategies) for plan in s.plans(layers, recipe.granularity))
+    plans = [plan for s in strategies.values() for plan in s.plans(layers, recipe.granularity)]
+    plans.sort(key=lambda plan: plan.range is not None)  # among equally good plans the frontier takes the first
     samples = build_samples(recipe, parts, receiver.tokenizer, [sender.model.config, receiver.model.config])
     for sample in samples:
         _require_same_ids(sample, sender, receiver)
@@ -106,17 +110,17 @@ def prepare(recipe: Recipe, out: Path, progress: Progress) -> Run:
     identity = _identity(recipe, parts, samples, sender, receiver, strategies, end_ids).sha256()
     folder = pair_folder(out, sender.reference.name, receiver.reference.name)
     return Run(
-        recipe,
-        parts,
-        samples,
-        sender,
-        receiver,
-        readers,
-        strategies,
-        plans,
-        end_ids,
-        identity,
-        folder / f"run-{identity[:16]}",
+        recipe=recipe,
+        parts=parts,
+        samples=samples,
+        sender=sender,
+        receiver=receiver,
+        readers=readers,
+        strategies=strategies,
+        plans=tuple(plans),
+        end_ids=end_ids,
+        identity=identity,
+        work=folder / f"run-{identity[:16]}",
     )
 
 
@@ -152,11 +156,6 @@ def _require_writable(out: Path) -> None:
             pass
     except OSError as error:
         raise BadInput(f'cannot write to "{out}" ({error.strerror}); give a writable folder with --out') from error
-
-
-def _simplest_first(strategies: dict[str, Strategy]) -> list[Strategy]:
-    """Among equally good plans the frontier takes the first: arms without layer ranges come before groups."""
-    return sorted(strategies.values(), key=lambda s: any(plan.range for plan in s.plans(1, (1,))))
 
 
 def _sample(recipe: Recipe, part: Part, record: Record, tokenizer: Any, longest: int | None) -> Sample:

@@ -17,6 +17,7 @@ from kvprofile.engine.fidelity import Fidelity
 from kvprofile.engine.gates import check_gates
 from kvprofile.engine.timing import spread_of_groups, time_prefills
 from kvprofile.errors import Interrupted
+from kvprofile.layers import PLAN_COLUMNS
 from kvprofile.publication import write_profile
 from kvprofile.recipe import Recipe
 from kvprofile.run import Progress, Run, prepare, read_part
@@ -95,7 +96,13 @@ class _Scored(NamedTuple):
 
 def _measure(run: Run, sample: Sample, progress: Progress) -> pa.Table:
     answers = answer_plans(
-        run.readers, run.caches(sample), run.question(sample), run.plans, run.strategies, progress.plans_done
+        run.readers,
+        run.caches(sample),
+        run.question(sample),
+        run.plans,
+        run.strategies,
+        progress.plans_done,
+        progress.say,
     )
     metrics = next(p.metrics for p in run.parts if p.key == (sample.task, sample.dataset))
     scored = [_score(run, sample, answer, metrics) for answer in answers]
@@ -124,7 +131,7 @@ def _row(run: Run, sample: Sample, scored: _Scored, metric: str, baseline: Mappi
         "task": sample.task,
         "dataset": sample.dataset,
         "metric": metric,
-        **dict(zip(("strategy", "start_layer", "stop_layer", "params"), scored.answer.plan.key, strict=True)),
+        **dict(zip(PLAN_COLUMNS, scored.answer.plan.key, strict=True)),
         "value": scored.values.get(metric),
         "baseline_value": baseline.get(metric),
         **(fidelity._asdict() if fidelity else dict.fromkeys(Fidelity._fields)),

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kvprofile.analysis.choice import REFERENCE_ARMS
+from kvprofile.analysis.choice import REFERENCE_ARMS, complete
 from kvprofile.analysis.frontier import frontier
 from kvprofile.analysis.loss import Floats, UpperBounds, paired_bootstrap_upper
-from kvprofile.analysis.scores import PlanKey, Scores, all_scores
-from kvprofile.layers import Plan
+from kvprofile.analysis.scores import Scores, all_scores
+from kvprofile.layers import Plan, PlanKey, plan_key
 from kvprofile.store.schema import PROFILE
 
 Source = tuple[str, str]
@@ -96,7 +96,7 @@ def set_bounds(
     for scores in all_scores(measurements):
         block = (scores.task, scores.dataset, scores.metric)
         chosen = [row for row in rows if (row["task"], row["dataset"], row["metric"]) == block]
-        keys = [(row["strategy"], row["start_layer"], row["stop_layer"], row["params"]) for row in chosen]
+        keys = [plan_key(row) for row in chosen]
         bounds = _bounds(scores, keys, confidence, resamples, seed)
         for row, rel, points in zip(chosen, *bounds, strict=True):
             row["loss_rel_upper"], row["loss_points_upper"] = _or_none(rel), _or_none(points)
@@ -104,7 +104,7 @@ def set_bounds(
 
 def mark_frontier(rows: Sequence[dict[str, Any]]) -> None:
     """Sets `on_frontier` of rows of one task, dataset and metric, among complete plans that can serve a request."""
-    candidate = [r["strategy"] not in REFERENCE_ARMS and r["n_scored"] == r["n_planned"] for r in rows]
+    candidate = [r["strategy"] not in REFERENCE_ARMS and complete(r) for r in rows]
     quality = [r["quality"] if c and r["quality"] is not None else np.nan for r, c in zip(rows, candidate, strict=True)]
     recompute = np.array([r["recompute_fraction"] for r in rows], dtype=np.float64)
     for row, on_frontier in zip(rows, frontier(recompute, np.array(quality, dtype=np.float64)), strict=True):

@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvprofile.analysis.loss import Floats
+from kvprofile.layers import PLAN_COLUMNS, Plan, PlanKey
 
-PlanKey = tuple[str, int | None, int | None, str | None]
-
-_KEY = ("strategy", "start_layer", "stop_layer", "params")
+_FULL_PREFILL: PlanKey = Plan("full_prefill").key
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Scores:
 
     @property
     def baseline(self) -> Floats:
-        return self.of(("full_prefill", None, None, None), self.value)
+        return self.of(_FULL_PREFILL, self.value)
 
 
 def all_scores(measurements: pa.Table) -> Iterator[Scores]:
@@ -63,7 +62,7 @@ def all_scores(measurements: pa.Table) -> Iterator[Scores]:
 def _scores(measurements: pa.Table, task: str, dataset: str, metric: str) -> Scores:
     wanted = (pc.field("task") == task) & (pc.field("dataset") == dataset) & (pc.field("metric") == metric)
     table = measurements.filter(wanted)
-    keys = list(zip(*(table[name].to_pylist() for name in _KEY), strict=True))
+    keys = list(zip(*(table[name].to_pylist() for name in PLAN_COLUMNS), strict=True))
     plans = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     sample_ids: list[Any] = table["sample_id"].to_pylist()
     # Sorted, so that the order in which samples were measured moves no bound.
@@ -78,7 +77,7 @@ def _scores(measurements: pa.Table, task: str, dataset: str, metric: str) -> Sco
         cells[rows[ok], columns[ok]] = found[ok]
         return cells
 
-    same = _same_output(_outputs(table), ok, rows, columns, plans.get(("full_prefill", None, None, None)))
+    same = _same_output(_outputs(table), ok, rows, columns, plans.get(_FULL_PREFILL))
     same_output = np.full((len(plans), len(samples)), np.nan)
     same_output[rows, columns] = same
     return Scores(task, dataset, metric, plans, array("value"), array("kl"), array("top1_agreement"), same_output)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvprofile.cli.output import JsonFlag, out, print_json
+from kvprofile.report.text import size
 
 
 def register(app: typer.Typer) -> None:
@@ -42,11 +43,11 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("attention kernels", ", ".join(name for name, here in kernels.items() if here)))
     if absent := [name for name, here in kernels.items() if not here]:
         rows.append(("not available", ", ".join(absent)))
-    rows.append(("memory free", _gigabytes(found["memory_free_bytes"])))
+    rows.append(("memory free", _known(found["memory_free_bytes"])))
     cache, outputs, hub = found["cache"], found["outputs"], found["hub"]
-    free = _gigabytes(cache["disk_free_bytes"])
-    rows.append(("cache", f"{cache['folder']} ({_gigabytes(cache['bytes'])} used, {free} free on its disk)"))
-    rows.append(("outputs", f"{outputs['folder']} ({_gigabytes(outputs['disk_free_bytes'])} free on its disk)"))
+    free = _known(cache["disk_free_bytes"])
+    rows.append(("cache", f"{cache['folder']} ({_known(cache['bytes'])} used, {free} free on its disk)"))
+    rows.append(("outputs", f"{outputs['folder']} ({_known(outputs['disk_free_bytes'])} free on its disk)"))
     rows.append(("hub", f"{hub['address']} " + ("answers" if hub["reachable"] else f"not reachable: {hub['reason']}")))
     return rows
 
@@ -55,9 +56,9 @@ def _device(device: dict[str, Any]) -> str:
     bfloat16 = "fast bfloat16" if device["bfloat16"] else "no fast bfloat16"
     if "threads" in device:
         return f"{device['device']}: {device['name']}, {device['threads']} threads, {bfloat16}"
-    memory = f"{_gigabytes(device['memory_free_bytes'])} of {_gigabytes(device['memory_bytes'])} free"
+    memory = f"{_known(device['memory_free_bytes'])} of {_known(device['memory_bytes'])} free"
     return f"{device['device']}: {device['name']}, {memory}, {bfloat16}"
 
 
-def _gigabytes(count: int | None) -> str:
-    return "unknown" if count is None else f"{count / 1e9:.1f} GB"
+def _known(count: int | None) -> str:
+    return "unknown" if count is None else size(count)

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from kvprofile.cli.options import recipe_with
 from kvprofile.cli.output import JsonFlag, out, print_json
+from kvprofile.report.text import duration, print_line, size
 
 
 def register(app: typer.Typer) -> None:
@@ -25,35 +27,19 @@ def estimate(
     The time is counted FLOPs over the rate of a matrix product measured now, so it is a lower bound of the order.
     """
     from kvprofile.estimate import estimate as estimated
-    from kvprofile.recipe import recipe_from_options
 
     options = {"contexts": contexts, "granularity": granularity, "max_context_tokens": max_context_tokens}
-    result = estimated(recipe_from_options(recipe, None, None, None, None, options, {}))
+    result = estimated(recipe_with(recipe, options))
     if as_json:
         print_json(result)
         return
     console = out()
-    console.print(
+    print_line(
+        console,
         f"{result['samples']} samples, contexts of {result['context_tokens_median']} tokens (median), "
         f"{result['layers']} layers, measured at {result['matrix_gflops']:.0f} GFLOPS on {result['device']}",
-        markup=False,
-        soft_wrap=True,
     )
     for grid in result["grids"]:
-        console.print(
-            f"granularity {','.join(map(str, grid['granularity']))}: {grid['groups']} groups, "
-            f"at least {_duration(grid['seconds'])}",
-            markup=False,
-            soft_wrap=True,
-        )
-    console.print(
-        f"memory about {result['memory_bytes'] / 1e9:.1f} GB, disk about {result['disk_bytes'] / 1e6:.0f} MB",
-        markup=False,
-        soft_wrap=True,
-    )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+        units = ",".join(map(str, grid["granularity"]))
+        print_line(console, f"granularity {units}: {grid['groups']} groups, at least {duration(grid['seconds'])}")
+    print_line(console, f"memory about {size(result['memory_bytes'])}, disk about {size(result['disk_bytes'])}")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvprofile.cli.output import JsonFlag, out, print_json
+from kvprofile.report.text import print_line
 
 
 class Format(StrEnum):
@@ -45,7 +46,7 @@ def pareto(
     """
     from kvprofile.limits import parse_loss
     from kvprofile.report.frontier import block_document, frontier_blocks
-    from kvprofile.report.terminal import frontier_csv, print_block, print_line
+    from kvprofile.report.terminal import frontier_csv, print_block
     from kvprofile.store.reader import load
 
     limit = None if max_loss is None else parse_loss(max_loss)

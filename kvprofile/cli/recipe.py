@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvprofile.cli.output import JsonFlag, log, out, print_json
+from kvprofile.report.text import print_line
 
 if TYPE_CHECKING:
     from kvprofile.recipe import Recipe
@@ -38,7 +39,7 @@ def ls(as_json: JsonFlag = False) -> None:
         return
     width = max(len(entry["name"]) for entry in entries)
     for entry in entries:
-        out().print(f"{entry['name']:{width}}  {entry['about']}", markup=False, soft_wrap=True)
+        print_line(out(), f"{entry['name']:{width}}  {entry['about']}")
 
 
 def show(
@@ -76,11 +77,11 @@ def cp(
     if as_json:
         print_json({"source": str(source), "path": str(target)})
     else:
-        out().print(str(target), markup=False, soft_wrap=True)
+        print_line(out(), str(target))
 
 
 def validate(recipe: RecipeArgument, as_json: JsonFlag = False) -> None:
-    """Check keys, tasks, metrics, data and local model paths; loads no model and asks no network but for hub data."""
+    """Check keys, tasks, metrics, data and model paths; only hub data and `evaluate` metrics need the network."""
     from kvprofile.recipe import load_recipe
 
     loaded = load_recipe(recipe)
@@ -89,13 +90,12 @@ def validate(recipe: RecipeArgument, as_json: JsonFlag = False) -> None:
         print_json({"valid": True, "sha256": loaded.sha256(), **report})
         return
     for source in report["data"]:
-        log().print(
+        print_line(
+            log(),
             f"{source['dataset']}: {source['records']} records, {source['contexts']} used, task {source['task']}, "
             f"metrics {', '.join(source['metrics'])}",
-            markup=False,
-            soft_wrap=True,
         )
-    out().print(f"{recipe} is valid: {report['receiver']} from {report['sender']}", markup=False, soft_wrap=True)
+    print_line(out(), f"{recipe} is valid: {report['receiver']} from {report['sender']}")
 
 
 def _checked(recipe: Recipe) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from kvprofile.cli.options import recipe_with
 from kvprofile.cli.output import JsonFlag, log, out, print_json
+from kvprofile.report.text import duration, print_line
 
 
 def register(app: typer.Typer) -> None:
@@ -37,29 +39,29 @@ def sweep(
 
     Interrupted, it goes on where it stood when the same command is run again.
     """
-    from kvprofile.recipe import recipe_from_options
     from kvprofile.sweep import sweep as run
 
     options = {
+        "sender": sender,
+        "receiver": receiver,
+        "dataset": dataset,
+        "task": task,
         "contexts": contexts,
         "granularity": granularity,
         "max_context_tokens": max_context_tokens,
         "seed": seed,
         "store_text": False if no_text else None,
-    }
-    models = {
         "dtype": dtype,
         "device": device,
         "attention": attention,
         "trust_remote_code": True if trust_remote_code else None,
     }
-    settled = recipe_from_options(recipe, sender, receiver, dataset, task, options, models)
     with _Display() as display:
-        folder = run(settled, store, display)
+        folder = run(recipe_with(recipe, options), store, display)
     if as_json:
         print_json({"profile": str(folder)})
     else:
-        out().print(str(folder), markup=False, soft_wrap=True)
+        print_line(out(), str(folder))
 
 
 class _Display:
@@ -99,7 +101,7 @@ class _Display:
         self._bar.stop()
 
     def say(self, remark: str) -> None:
-        self._console.print(remark, markup=False, soft_wrap=True)
+        print_line(self._console, remark)
 
     def begin(self, samples: int, plans: int, done: int) -> None:
         if done:
@@ -117,11 +119,7 @@ class _Display:
         if not self._console.is_terminal:
             spent = time.monotonic() - self._begun
             left = spent / (self._done - self._resumed) * (self._samples - self._done)
-            self.say(f"{self._title()}, about {_duration(left)} left")
+            self.say(f"{self._title()}, about {duration(left)} left")
 
     def _title(self) -> str:
         return f"sample {self._done} of {self._samples}"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -34,6 +34,8 @@ class UnknownArgument(Exception):
 @contextmanager
 def sharing(config: PreTrainedConfig, cache: RowsCache) -> Iterator[None]:
     """Within it, a model with this config attends to the contexts of `cache` where they lie."""
+    AttentionInterface.register(_NAME, _attention)
+    AttentionMaskInterface.register(_NAME, _mask)
     before = config._attn_implementation
     token = _cache.set(cache)
     config._attn_implementation = _NAME
@@ -164,7 +166,3 @@ def _mask(*args: Any, **kwargs: Any) -> torch.Tensor:
     """The mask of Transformers' `sdpa`, always made (never left out for a kernel's causal flag)."""
     mask: torch.Tensor = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **{**kwargs, "allow_is_causal_skip": False})
     return mask
-
-
-AttentionInterface.register(_NAME, _attention)
-AttentionMaskInterface.register(_NAME, _mask)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -54,10 +53,11 @@ def answer_plans(
     plans: Sequence[Plan],
     strategies: Mapping[str, Strategy],
     done: Callable[[int], None] = lambda plans: None,
+    say: Callable[[str], None] = lambda remark: None,
 ) -> Iterator[Answer]:
     """Yields the greedy answer of every plan, in the order of the plans.
 
-    The receiver's own full prefill is answered first, by the reference executor; its answer is the draft for all others.
+    The reference executor's answer behind the receiver's own full prefill is the draft for all plans.
 
     Args:
         readers: Sender and receiver.
@@ -66,6 +66,7 @@ def answer_plans(
         plans: Those with equal starts side by side.
         strategies: By name.
         done: Called with the number of plans just answered.
+        say: Called with remarks for the user.
 
     Raises:
         OutOfMemory: If not even one plan at a time fits.
@@ -74,7 +75,7 @@ def answer_plans(
     room = _free_bytes(readers.receiver) // 2
     per_plan = _bytes_per_plan(readers.receiver, caches.receiver_kv, question, len(draft.token_ids))
     for block, readings in _blocks(caches, plans, strategies, room, per_plan):
-        for plan, row in zip(block, _answer(readers, readings, question, draft), strict=True):
+        for plan, row in zip(block, _answer(readers, readings, question, draft, say), strict=True):
             yield _checked(plan, row)
         done(len(block))
 
@@ -99,7 +100,9 @@ def _blocks(
         yield block, readings
 
 
-def _answer(readers: Readers, readings: Sequence[Reading], question: Question, draft: Draft) -> list[Row]:
+def _answer(
+    readers: Readers, readings: Sequence[Reading], question: Question, draft: Draft, say: Callable[[str], None]
+) -> list[Row]:
     """Answers a block of plans; out of memory, one half of it after the other."""
     try:
         return _answer_block(readers, readings, question, draft)
@@ -109,8 +112,8 @@ def _answer(readers: Readers, readings: Sequence[Reading], question: Question, d
         if len(readings) == 1:
             raise OutOfMemory(OUT_OF_MEMORY) from error
     half = len(readings) // 2
-    print(f"kvprofile: out of memory, going on with {len(readings) - half} plans at a time", file=sys.stderr)
-    return [row for part in (readings[:half], readings[half:]) for row in _answer(readers, part, question, draft)]
+    say(f"out of memory, going on with {len(readings) - half} plans at a time")
+    return [row for part in (readings[:half], readings[half:]) for row in _answer(readers, part, question, draft, say)]
 
 
 def _draft(reader: Decoder, context: ContextKV, question: Question) -> Draft:

@@ -10,9 +10,9 @@ from kvprofile.engine.cache import ContextKV, empty_cache, prefilled_cache
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.executor import Answer, Question, Readers, answer_plans
-from kvprofile.engine.reference import greedy, partial_prefill
+from kvprofile.engine.reference import capture, greedy, partial_prefill
 from kvprofile.errors import GateFailed
-from kvprofile.layers import LayerRange, Plan
+from kvprofile.layers import LayerRange, Plan, describe
 from kvprofile.strategies import load_all
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
@@ -39,14 +39,21 @@ def check_gates(readers: Readers, caches: ContextCaches, token_ids: Sequence[int
     plain = receiver.logits(torch.tensor([[*token_ids, *question.suffix]]), empty_cache(), keep=1)
     injected = receiver.logits(suffix, prefilled_cache(caches.receiver_kv), keep=1)
     if not plain.isfinite().all():
-        raise GateFailed("the receiver's logits are not finite ; check its weights and dtype")
+        raise GateFailed("the receiver's logits are not finite; check its weights and dtype")
     _require(
         plain, injected, tolerance, "the receiver's own cache, injected, does not give the logits of plain decoding"
     )
 
-    for index, (ours, whole) in enumerate(zip(caches.mixed(layers), caches.receiver_kv, strict=True)):
-        for one, other in zip(ours, whole, strict=True):
-            _require(one, other, tolerance, f"recomputing all layers does not give full prefill at layer {index}")
+    own = capture(receiver, token_ids)
+    for start in range(min(2, layers.stop)):
+        group = LayerRange(start, layers.stop)
+        recomputed = f"recomputing {describe(group, layers.stop)} from the receiver's own hidden states"
+        for index, (ours, whole) in enumerate(
+            zip(partial_prefill(receiver, own, group), caches.receiver_kv, strict=True)
+        ):
+            otherwise = f"{recomputed} does not give its full prefill at layer {index}"
+            _require(ours.keys, whole.keys, tolerance, otherwise)
+            _require(ours.values, whole.values, tolerance, otherwise)
 
     third = max(1, layers.stop // 3)
     groups = [(0, third), (third, third + 1), (third, layers.stop)]
@@ -60,18 +67,17 @@ def check_gates(readers: Readers, caches: ContextCaches, token_ids: Sequence[int
 
 def _require_reference(receiver: Decoder, context: ContextKV, question: Question, answer: Answer) -> None:
     """In float32 the sweep's tokens are the reference executor's; in half precision they may part at a near tie."""
-    alone = greedy(receiver, context, *question)
-    ours = answer.token_ids or ()
-    if ours == alone:
+    ours, alone = answer.token_ids, greedy(receiver, context, *question)
+    if ours is None or ours == alone:  # what a plan cannot answer is its own error row
         return
     at = next((i for i, (a, b) in enumerate(zip(ours, alone, strict=False)) if a != b), min(len(ours), len(alone)))
-    given = torch.tensor([[*question.suffix, *alone[:at]]])
-    logits = receiver.logits(given, prefilled_cache(context), keep=1)[0, -1]
-    near = _TOLERANCE[receiver.model.dtype] * logits.abs().max() if receiver.model.dtype != torch.float32 else 0.0
-    if not ours[at:] or not logits[alone[at]] - logits[ours[at]] <= near:
+    logits = receiver.logits(torch.tensor([[*question.suffix, *alone[:at]]]), prefilled_cache(context), keep=1)[0, -1]
+    near = 0.0 if receiver.model.dtype == torch.float32 else _TOLERANCE[receiver.model.dtype] * logits.abs().max()
+    if at in (len(ours), len(alone)) or not logits[alone[at]] - logits[ours[at]] <= near:
+        group = f" {describe(answer.plan.range, len(receiver.layers))}" if answer.plan.range else ""
         raise GateFailed(
-            f"{answer.plan.strategy} {answer.plan.range or ''} gives other tokens in the sweep than one plan at a time, from "
-            f"answer token {at + 1} on; this architecture or attention kernel is not supported"
+            f"{answer.plan.strategy}{group} gives other tokens in the sweep than one plan at a time, from answer token "
+            f"{at + 1} on; this architecture or attention kernel is not supported"
         )
 
 

@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from kvprofile.models.cache_dir import cache_dir
 
 _PACKAGES = (
@@ -32,7 +34,7 @@ def describe(outputs: Path) -> dict[str, Any]:
         "versions": {name: _version(name) for name in _PACKAGES},
         "devices": devices(),
         "attention_kernels": attention_kernels(),
-        "memory_free_bytes": memory_free_bytes(),
+        "memory_free_bytes": psutil.virtual_memory().available,
         "cache": {"folder": str(cache), "bytes": _size(cache), "disk_free_bytes": _disk_free(cache)},
         "outputs": {"folder": str(outputs.absolute()), "disk_free_bytes": _disk_free(outputs)},
         "hub": hub(),
@@ -78,19 +80,6 @@ def attention_kernels() -> dict[str, bool]:
         "flash_attention_2": available("is_flash_attn_2_available"),
         "flash_attention_3": available("is_flash_attn_3_available"),
     }
-
-
-def memory_free_bytes() -> int | None:
-    """Returns the main memory that new processes can use, None where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, StopIteration):
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def hub() -> dict[str, Any]:

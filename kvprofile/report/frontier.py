@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from kvprofile.analysis.choice import REFERENCE_ARMS, cheapest, complete
 from kvprofile.errors import BadInput, did_you_mean
-from kvprofile.layers import LayerRange, describe, groups
+from kvprofile.layers import LayerRange, describe, groups, on_grid
 from kvprofile.limits import LossLimit
 from kvprofile.store.reader import Profile
 
@@ -176,8 +176,7 @@ def _is_group(row: Row) -> bool:
 
 
 def _lies_on(row: Row, unit: int) -> bool:
-    start, stop, layers = row["start_layer"], row["stop_layer"], row["total_layers"]
-    return bool(start % unit == 0 and (stop % unit == 0 or stop == layers))
+    return on_grid(LayerRange(row["start_layer"], row["stop_layer"]), row["total_layers"], unit)
 
 
 def _only(rows: list[Row], column: str, wanted: str | None) -> list[Row]:

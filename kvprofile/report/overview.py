@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from kvprofile.report.summary import ARMS
-from kvprofile.report.terminal import add_row, new_table, number, print_line, print_table
+from kvprofile.report.terminal import add_row, new_table, number, print_table
+from kvprofile.report.text import print_line, size
 from kvprofile.store.index import Entry
 
 _HASH_LENGTH = 12
@@ -56,16 +57,8 @@ def print_entries(console: Console, entries: Sequence[Entry], out: str) -> None:
         what = [entry.receiver, entry.sender, entry.created_at, ", ".join(entry.tasks)]
         if entry.problem is not None:
             what = [f"unreadable: {entry.problem}", "", "", ""]
-        add_row(table, [entry.path, *what, size_text(entry.bytes)])
+        add_row(table, [entry.path, *what, size(entry.bytes)])
     print_table(console, table)
-
-
-def size_text(size: int) -> str:
-    """Returns a size such as `1.2 MB`, in powers of 1000."""
-    if size < 1000:
-        return f"{size} B"
-    power = min(len(str(size)) - 1, 11) // 3
-    return f"{size / 1000**power:.1f} {'kMGT'[power - 1]}B"
 
 
 def _print_pair(console: Console, pair: Mapping[str, Any]) -> None:
@@ -105,7 +98,7 @@ def _print_counts(console: Console, summary: Mapping[str, Any]) -> None:
         print_line(console, f"errors: {errors['total']}")
         for entry in errors["most_frequent"]:
             print_line(console, f"  {entry['count']} × {entry['error']}")
-    files = ", ".join(f"{file['name']} {size_text(file['bytes'])}" for file in summary["files"])
+    files = ", ".join(f"{file['name']} {size(file['bytes'])}" for file in summary["files"])
     print_line(console, f"files: {files}")
 
 

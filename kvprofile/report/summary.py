@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from kvprofile.layers import plan_key
 from kvprofile.report.frontier import Row, grids, groups_on
 from kvprofile.store.reader import MEASUREMENTS_FILE, SAMPLES_FILE, Profile
 
@@ -32,7 +33,7 @@ def summarize(profile: Profile) -> dict[str, Any]:
         "data": {name: header[name] for name in _OF_DATA},
         "baselines": _baselines(rows),
         "plans": {
-            "total": len({(r["strategy"], r["start_layer"], r["stop_layer"], r["params"]) for r in rows}),
+            "total": len({plan_key(r) for r in rows}),
             "groups_by_granularity": {str(unit): len(groups_on(rows, unit)) for unit in grids(rows)},
         },
         "samples": _samples(profile) if (profile.folder / SAMPLES_FILE).is_file() else None,

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from kvprofile.layers import groups
 from kvprofile.report.frontier import Block, Row, plan_document, plan_text, saved
-from kvprofile.report.text import harmless
+from kvprofile.report.text import harmless, print_line
 
 _WIDTH_OF_FILES = 500
 _WIDTH_FOR_BYTES = 110
@@ -32,11 +32,6 @@ def print_block(console: Console, block: Block) -> None:
     for line in _answer(block):
         print_line(console, line)
     console.print()
-
-
-def print_line(console: Console, line: str) -> None:
-    """Prints a line of any text, unwrapped and without its markup or control characters taking effect."""
-    console.print(Text(harmless(line)), soft_wrap=True)
 
 
 def print_table(console: Console, table: Table) -> None:

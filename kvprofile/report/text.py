@@ -1,6 +1,9 @@
-"""Texts from models, files and footers made harmless for a terminal."""
+"""Words for people: texts from models and files made harmless for a terminal, sizes, durations."""
 
 from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
 
 
 def harmless(value: object) -> str:
@@ -10,3 +13,23 @@ def harmless(value: object) -> str:
     surrogates cannot be encoded. Rich's markup is only safe in a `rich.text.Text`.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
+
+
+def print_line(console: Console, line: str) -> None:
+    """Prints a line of any text, unwrapped and without its markup or control characters taking effect."""
+    console.print(Text(harmless(line)), soft_wrap=True)
+
+
+def size(count: int) -> str:
+    """Returns bytes such as `1.2 MB`, in powers of 1000."""
+    if count < 1000:
+        return f"{count} B"
+    power = min(len(str(count)) - 1, 14) // 3
+    return f"{count / 1000**power:.1f} {'kMGT'[power - 1]}B"
+
+
+def duration(seconds: float) -> str:
+    """Returns a duration such as `95 s`, `12 min` or `3.5 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -34,12 +34,10 @@ class Strategy(Protocol):
 
     Attributes:
         version: Part of every identity; raised when its answers change.
-        reference: Where the method is described.
         candidate: Whether it is a way of serving, rather than an arm to compare with.
     """
 
     version: int
-    reference: str
     candidate: bool
 
     def plans(self, layers: int, granularity: Sequence[int]) -> list[Plan]:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from kvprofile.engine.contexts import ContextCaches
 
 version = 1
-reference = "https://arxiv.org/abs/2411.02820"
 candidate = True
 
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from kvprofile.engine.contexts import ContextCaches
 
 version = 1
-reference = "https://arxiv.org/abs/2609.10266"
 candidate = False
 
 

@@ -4,7 +4,8 @@ The bundled pair was made by
 
     train.py qa --base BASE --data hotpotqa_train.jsonl 2wikimqa.jsonl --out receiver --steps 1000 --lr 5e-4
     train.py code --base BASE --data mbpp.jsonl --out first --steps 1200 --lr 3.5e-3 --alpha 64 --warm-up 0.15 --tokens 256
-    train.py code --base BASE --data mbpp.jsonl --out sender --start first --steps 300 --lr 1e-3 --alpha 110 --warm-up 0.1 --tokens 256
+    train.py code --base BASE --data mbpp.jsonl --out sender --start first --steps 300 --lr 1e-3 --alpha 110 --warm-up 0.1 \
+      --tokens 256
 
 where `BASE` is the folder that `kvprofile.models.demo.base_folder()` returns; the logs are beside the adapters. The
 question-answering specialist sees prompts exactly as the `qa` task builds them; loss on the answer only; passages are

@@ -24,7 +24,7 @@ from tests.engine.architectures import LAYERS, VOCABULARY, tiny_decoder
 from tests.tiny import tiny_tokenizer
 
 CONTEXT = torch.randint(3, VOCABULARY, (23,), generator=torch.Generator().manual_seed(2)).tolist()
-OWN_CACHE, ALL_LAYERS, EXECUTORS = "own cache, injected", "recomputing all layers", "tokens in the sweep"
+OWN_CACHE, OWN_STATES, EXECUTORS = "own cache, injected", "own hidden states does not give", "tokens in the sweep"
 
 
 @pytest.fixture
@@ -78,7 +78,28 @@ def test_a_group_that_begins_one_layer_late(readers: Readers, monkeypatch: pytes
         "mixed",
         lambda real, self, group: real(self, LayerRange(group.start + 1, group.stop)),
     )
-    with pytest.raises(GateFailed, match=f"{ALL_LAYERS}.* at layer 0"):
+    with pytest.raises(GateFailed, match=EXECUTORS):
+        check(readers)
+
+
+@pytest.mark.parametrize("fault", ["zeros", "left out"])
+def test_hidden_states_that_do_not_arrive(fault: str, readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both executors recompute in the same way, so their agreement cannot tell."""
+
+    def enter(real: Any, entering: torch.Tensor, module: Any, args: Any, kwargs: Any) -> Any:
+        return None if fault == "left out" else real(torch.zeros_like(entering), module, args, kwargs)
+
+    broken(monkeypatch, decoder, "_enter", enter)
+    with pytest.raises(GateFailed, match=f"{OWN_STATES}.* at layer 1"):
+        check(readers)
+
+
+def test_an_answer_that_goes_on_after_its_end(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def longer(real: Any, *args: Any) -> Any:
+        return [row._replace(token_ids=(*row.token_ids, 5)) for row in real(*args)]
+
+    broken(monkeypatch, executor, "greedy_rows", longer)
+    with pytest.raises(GateFailed, match=EXECUTORS):
         check(readers)
 
 

@@ -1,0 +1,51 @@
+"""Command-line options laid over a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvprofile.recipe import Recipe
+
+
+def recipe_with(recipe: str | None, options: Mapping[str, Any]) -> Recipe:
+    """Returns a recipe file with options laid over it, or a recipe made of options alone.
+
+    Args:
+        recipe: Path or bundled name, None for options alone.
+        options: By name, None where not given: fields of `Recipe` and `ModelOptions`; `granularity` as text such as `1,2,3`;
+            `dataset`, which replaces all data sets, and its `task`.
+
+    Raises:
+        BadInput: If something needed is not given or a value is not allowed.
+    """
+    from kvprofile.errors import BadInput
+    from kvprofile.recipe import ModelOptions, load_recipe, parse_recipe, with_options
+
+    given = {name: value for name, value in options.items() if value is not None}
+    models = {name: given.pop(name) for name in ModelOptions.model_fields if name in given}
+    if "granularity" in given:
+        given["granularity"] = _units(given["granularity"])
+    if "dataset" in given:
+        given["data"] = ({"dataset": given.pop("dataset"), "task": given.pop("task", "qa")},)
+    elif "task" in given:
+        raise BadInput("--task says how --dataset is asked and scored; give both")
+    base = load_recipe(recipe) if recipe else None
+    needed = {"sender": "--sender", "receiver": "--receiver", "data": "--dataset"}
+    missing = [option for name, option in needed.items() if name not in given]
+    if base is None and missing:
+        raise BadInput(f"give a recipe, or {', '.join(missing)}; kvprofile recipe ls shows the bundled recipes")
+    if models:
+        given["models"] = {**(base.models.model_dump() if base else {}), **models}
+    return with_options(base, **given) if base else parse_recipe(given, Path.cwd(), "options")
+
+
+def _units(text: str) -> tuple[int, ...]:
+    from kvprofile.errors import BadInput
+
+    try:
+        return tuple(int(unit) for unit in text.split(","))
+    except ValueError:
+        raise BadInput(f'granularity "{text}" is not a list of units; write 1,2,3') from None
