@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from kvprofile import __version__
+from kvprofile.analysis.choice import REFERENCE_ARMS
 from kvprofile.analysis.profile_table import PlanCost, Source, build_profile_rows
 from kvprofile.cost.prefill import ModelShape, e_bytes_per_token, kv_bytes_per_token, prefill_flops
 from kvprofile.engine.shape import shape_of
@@ -85,7 +86,7 @@ def _cost(
     whole = LayerRange(0, shape.layers)
     recomputed = run.strategies[plan.strategy].recomputed_layers(plan, shape.layers)
     group = plan.range or LayerRange(0, recomputed)
-    ships = run.strategies[plan.strategy].candidate
+    ships = plan.strategy not in REFERENCE_ARMS
     timed = lengths if len(lengths) == 1 else {}  # prefills were timed at one length, so for one data set only
     return PlanCost(
         plan=plan,

@@ -1,6 +1,7 @@
-"""Ways of reusing a context, one file each. File name = command-line value = value of the `strategy` column.
+"""Ways of reusing a context, one file each. File name = value of the `strategy` column.
 
-A strategy module offers what `Strategy` lists; nothing else has to change when a file is added.
+A strategy module offers what `Strategy` lists; nothing else has to change when a file is added. Only an arm to compare with,
+which serves no request, is named in `analysis.choice.REFERENCE_ARMS` too.
 """
 
 from __future__ import annotations
@@ -34,11 +35,9 @@ class Strategy(Protocol):
 
     Attributes:
         version: Part of every identity; raised when its answers change.
-        candidate: Whether it is a way of serving, rather than an arm to compare with.
     """
 
     version: int
-    candidate: bool
 
     def plans(self, layers: int, granularity: Sequence[int]) -> list[Plan]:
         """Returns the plans to measure on a model of so many layers, those with equal starts together."""

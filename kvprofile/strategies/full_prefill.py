@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from kvprofile.engine.contexts import ContextCaches
 
 version = 1
-candidate = True
 
 
 def plans(layers: int, granularity: Sequence[int]) -> list[Plan]:

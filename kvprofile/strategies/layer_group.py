@@ -1,4 +1,4 @@
-"""The receiver recomputes one contiguous group of layers from the sender's hidden states and reuses all others."""
+"""The receiver recomputes one contiguous group of layers from the sender's hidden states, reuses the rest (arXiv 2411.02820)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from kvprofile.engine.contexts import ContextCaches
 
 version = 1
-candidate = True
 
 
 def plans(layers: int, granularity: Sequence[int]) -> list[Plan]:
