@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import time
 from typing import Any
 
-import torch
-
 from kvprofile.cost.prefill import ModelShape, kv_bytes_per_token, prefill_flops
+from kvprofile.cost.sweep import start_flops, suffix_flops
 from kvprofile.engine.executor import MOST_PLANS
 from kvprofile.engine.shape import shape_of
+from kvprofile.engine.timing import matrix_flops_per_second
 from kvprofile.layers import LayerRange, grid_union
 from kvprofile.models.loading import load_outline
 from kvprofile.recipe import Recipe
@@ -36,7 +35,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     samples = build_samples(recipe, parts, outline.tokenizer, [outline.model.config])
     tokens = int(statistics.median(len(s.context_token_ids) for s in samples))
     suffix = int(statistics.median(len(s.suffix_token_ids) for s in samples))
-    rate = _flops_per_second(shape, outline.device, outline.model.dtype)
+    rate = matrix_flops_per_second(shape.hidden_size, outline.device, outline.model.dtype)
     weights = sum(p.numel() * p.element_size() for p in outline.model.parameters())
     held = 3 + MOST_PLANS // shape.layers  # contexts' K/V: both models' own, the starts of a block and the next one
     hidden = shape.layers * shape.hidden_size * shape.bytes_per_value
@@ -65,24 +64,4 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
 def _sample_flops(shape: ModelShape, tokens: int, suffix: int, units: tuple[int, ...]) -> float:
     groups = grid_union(shape.layers, units)
     prefills = 2 * prefill_flops(shape, tokens, LayerRange(0, shape.layers))
-    starts = sum(prefill_flops(shape, tokens, LayerRange(s, shape.layers)) for s in {g.start for g in groups})
-    suffixes = 0.0
-    for layer in range(shape.layers):
-        alone = LayerRange(layer, layer + 1)
-        behind = prefill_flops(shape, tokens + suffix, alone) - prefill_flops(shape, tokens, alone)
-        running = {g.start for g in groups if g.start <= layer < g.stop}
-        ended = [g for g in groups if g.stop <= layer]
-        suffixes += behind * (1 + len(running) + len(ended))
-    return prefills + starts + suffixes
-
-
-def _flops_per_second(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> float:
-    """Returns the rate of `(512, E) @ (E, 4 E)`, the fastest of a few runs."""
-    left = torch.randn(512, shape.hidden_size, device=device, dtype=dtype)
-    right = torch.randn(shape.hidden_size, 4 * shape.hidden_size, device=device, dtype=dtype)
-    fastest = float("inf")
-    for _ in range(10):
-        begun = time.perf_counter()
-        (left @ right).sum().item()  # .item() waits for a GPU
-        fastest = min(fastest, time.perf_counter() - begun)
-    return 2 * 512 * 4 * shape.hidden_size**2 / fastest
+    return prefills + start_flops(shape, tokens, groups) + suffix_flops(shape, tokens, suffix, groups)

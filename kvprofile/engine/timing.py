@@ -1,4 +1,4 @@
-"""Measured times of full and partial prefills of one context, raw samples kept."""
+"""Measured times: of full and partial prefills of one context, raw samples kept, and of matrix products."""
 
 from __future__ import annotations
 
@@ -61,6 +61,18 @@ def time_prefills(receiver: Decoder, sender: Capture, groups: Sequence[LayerRang
             if round_number >= WARM_UP:
                 kept[group].append(1000 * (time.perf_counter() - begun))
     return [Timing(group, len(sender.token_ids), tuple(times)) for group, times in kept.items()]
+
+
+def matrix_flops_per_second(width: int, device: torch.device, dtype: torch.dtype) -> float:
+    """Returns the rate of `(512, width) @ (width, 4 · width)`, the fastest of ten runs."""
+    left = torch.randn(512, width, device=device, dtype=dtype)
+    right = torch.randn(width, 4 * width, device=device, dtype=dtype)
+    fastest = float("inf")
+    for _ in range(10):
+        begun = time.perf_counter()
+        (left @ right).sum().item()  # .item() waits for a GPU
+        fastest = min(fastest, time.perf_counter() - begun)
+    return 2 * 512 * 4 * width**2 / fastest
 
 
 def _synchronize(model: Decoder) -> None:

@@ -1,0 +1,135 @@
+"""Measures the engine against the reference executor and against its floor, on the demo pair, in one run.
+
+    python benchmarks/sweep_speed.py --tokens 256 1024 2048 --answers 12 32
+
+One context of `hotpotqa_profile`, cut to so many tokens; answers are forced to a length, since no end token is given. All
+one-layer groups by the engine; a seeded sample of plans by the reference executor, one at a time, with the sender's capture
+shared as a user's own loop would; its time is extrapolated to all groups. Engine and reference take turns; medians of the
+repeats.
+The floor is the FLOPs of starts, suffix tree and further answer tokens over the rate of a matrix product. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kvprofile.cost.prefill import prefill_flops
+from kvprofile.cost.sweep import behind_flops, start_flops, suffix_flops
+from kvprofile.engine.contexts import ContextCaches
+from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.executor import Question, Readers, answer_plans
+from kvprofile.engine.reference import greedy, partial_prefill
+from kvprofile.engine.shape import shape_of
+from kvprofile.engine.timing import matrix_flops_per_second
+from kvprofile.layers import LayerRange, Plan, groups
+from kvprofile.models.loading import load_pair
+from kvprofile.models.machine import cpu_name
+from kvprofile.recipe import load_recipe, with_options
+from kvprofile.run import build_samples, load_parts
+from kvprofile.strategies import load_all
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1024, 2048])
+    parser.add_argument("--answers", type=int, nargs="+", default=[12, 32])
+    parser.add_argument("--compared", type=int, default=12, help="plans run one at a time in each repeat")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+
+    recipe = load_recipe("demo")
+    sender, receiver = load_pair(recipe.sender, recipe.receiver, recipe.models, recipe.search_folders)
+    readers = Readers(Decoder(sender.model), Decoder(receiver.model))
+    cases = []
+    for tokens in options.tokens:
+        cut = with_options(recipe, contexts=1, max_context_tokens=tokens)
+        configs = [sender.model.config, receiver.model.config]
+        sample = build_samples(cut, load_parts(cut), receiver.tokenizer, configs)[0]
+        for answer in options.answers:
+            question = Question(sample.suffix_token_ids, answer, frozenset())
+            case = measure(readers, sample.context_token_ids, sample.head_tokens, question, options)
+            print(json.dumps(case), flush=True)
+            cases.append(case)
+    print(
+        json.dumps(
+            {
+                "machine": cpu_name() if receiver.device.type == "cpu" else torch.cuda.get_device_name(receiver.device),
+                "threads": torch.get_num_threads(),
+                "dtype": receiver.dtype,
+                "torch": torch.__version__,
+                "cases": cases,
+            }
+        )
+    )
+
+
+def measure(
+    readers: Readers, context: Sequence[int], head: int, question: Question, options: argparse.Namespace
+) -> dict[str, Any]:
+    layers = len(readers.receiver.layers)
+    plans = [Plan("layer_group", group) for group in groups(layers)]
+    strategies, rng = load_all(), random.Random(options.seed)
+    engine, reference, different, compared = [], [], 0, 0
+    answers: dict[Plan, tuple[int, ...]] = {}
+    for _ in range(options.repeats):
+        caches = ContextCaches(*readers, context, head)
+        _ = caches.sender_capture  # made before the clock starts, for both sides
+        begun = time.perf_counter()
+        answers = {a.plan: a.token_ids or () for a in answer_plans(readers, caches, question, plans, strategies)}
+        engine.append(time.perf_counter() - begun)
+        chosen = rng.sample(plans, options.compared)
+        begun = time.perf_counter()
+        alone = {p: greedy(readers.receiver, _mixed(readers, caches, p), *question) for p in chosen}
+        reference.append((time.perf_counter() - begun) / len(chosen) * len(plans))
+        different += sum(answers[plan] != ids for plan, ids in alone.items())
+        compared += len(chosen)
+    floor = _flops(readers, len(context), question, answers) / matrix_flops_per_second(
+        readers.receiver.model.config.hidden_size, readers.receiver.model.device, readers.receiver.model.dtype
+    )
+    return {
+        "context_tokens": len(context),
+        "suffix_tokens": len(question.suffix),
+        "answer_tokens": question.max_new_tokens,
+        "groups": len(plans),
+        "engine_seconds": engine,
+        "reference_seconds_extrapolated": reference,
+        "times_faster": statistics.median(reference) / statistics.median(engine),
+        "floor_seconds": floor,
+        "times_floor": statistics.median(engine) / floor,
+        "plans_compared": compared,
+        "plans_with_other_tokens": different,
+    }
+
+
+def _mixed(readers: Readers, caches: ContextCaches, plan: Plan) -> Any:
+    assert plan.range
+    return partial_prefill(readers.receiver, caches.sender_capture, plan.range)
+
+
+def _flops(readers: Readers, tokens: int, question: Question, answers: dict[Plan, tuple[int, ...]]) -> float:
+    """Returns the work such an engine cannot avoid: the ceiling's prefill, starts, suffix tree, tokens after a difference."""
+    shape = shape_of(readers.receiver.model)
+    whole = LayerRange(0, shape.layers)
+    ranges = [plan.range for plan in answers if plan.range]
+    own = answers[Plan("layer_group", whole)]
+    flops = prefill_flops(shape, tokens, whole) + start_flops(shape, tokens, ranges)
+    flops += suffix_flops(shape, tokens, len(question.suffix) + len(own) - 1, ranges)
+    for ids in answers.values():
+        agreed = next((i for i, (a, b) in enumerate(zip(ids, own, strict=False)) if a != b), len(own))
+        after = len(ids) - agreed - 1
+        if after > 0:
+            flops += behind_flops(shape, tokens + len(question.suffix) + agreed, after, whole)
+    return flops
+
+
+if __name__ == "__main__":
+    main()
