@@ -38,7 +38,7 @@ def parse_loss(text: str) -> LossLimit:
     Raises:
         BadInput: If the unit is missing or the number is not between 0 and 100.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|pts?|points?)\s*", text)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|pts?|points?)\s*", text, re.ASCII)
     if not match or float(match[1]) > 100:
-        raise BadInput(f"{text!r} is not a loss between 0 and 100; write 1% (relative) or 1pt (points)")
+        raise BadInput(f"{text[:40]!r} is not a loss between 0 and 100; write 1% (relative) or 1pt (points)")
     return LossLimit(float(match[1]), "%" if match[2] == "%" else "pt")

@@ -18,6 +18,7 @@ from kvprofile import __version__
 from kvprofile.analysis.choice import REFERENCE_ARMS
 from kvprofile.analysis.profile_table import PlanCost, Source, build_profile_rows
 from kvprofile.cost.prefill import ModelShape, e_bytes_per_token, kv_bytes_per_token, prefill_flops
+from kvprofile.cost.timing import Timing
 from kvprofile.engine.shape import shape_of
 from kvprofile.engine.timing import WARM_UP
 from kvprofile.errors import Interrupted
@@ -32,7 +33,7 @@ from kvprofile.store.schema import FORMAT_VERSION, SAMPLES
 from kvprofile.store.writer import write_table
 
 
-def write_profile(run: Run, timings: list[dict[str, Any]], folder: Path, version: int) -> None:
+def write_profile(run: Run, timings: Sequence[Timing], folder: Path, version: int) -> None:
     """Writes all files of version `version` into `folder`, from the run's parts and measured times."""
     header = _header(run, version)
     parts = []
@@ -64,19 +65,19 @@ def write_profile(run: Run, timings: list[dict[str, Any]], folder: Path, version
         "device": header["device"],
         "attention": header["attention"],
         "prefill_warm_up_runs": WARM_UP,
-        "prefill_timings": timings,
+        "prefill_timings": [timing.as_dict() for timing in timings],
         "boundary_moved": sum(s.boundary_moved for s in run.samples),
     }
     (folder / "environment.json").write_text(json.dumps(environment, indent=2), "utf-8")
 
 
-def _costs(run: Run, timings: Sequence[dict[str, Any]]) -> list[PlanCost]:
+def _costs(run: Run, timings: Sequence[Timing]) -> list[PlanCost]:
     shape = shape_of(run.receiver.model)
     lengths: dict[Source, int] = {}
     for part in run.parts:
         own = [len(s.context_token_ids) for s in run.samples if (s.task, s.dataset) == part.key]
         lengths[part.key] = int(statistics.median(own))
-    measured = {LayerRange(t["start_layer"], t["stop_layer"]): statistics.median(t["prefill_ms"]) for t in timings}
+    measured = {timing.group: statistics.median(timing.milliseconds) for timing in timings}
     return [_cost(plan, run, shape, lengths, measured) for plan in run.plans]
 
 
@@ -143,7 +144,7 @@ def _header(run: Run, version: int) -> dict[str, Any]:
             for part in run.parts
         ],
         "metrics": sorted({one.identity for part in run.parts for one in part.metrics}),
-        "attention": run.recipe.models.attention,
+        "attention": run.receiver.model.config._attn_implementation,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
         "transformers": transformers.__version__,

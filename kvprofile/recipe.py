@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from kvprofile.errors import BadInput, did_you_mean
 from kvprofile.identity import json_sha256
-from kvprofile.resources import resource
+from kvprofile.resources import expanded, resource
 
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -37,7 +37,7 @@ class ModelOptions(_Options):
         dtype: `auto` is bfloat16 on CUDA and float32 elsewhere.
         device: Such as `cpu` or `cuda:0`; `auto` takes CUDA where there is any.
         device_map: Accelerate's, for models that do not fit one device.
-        attention: Transformers' name of the attention kernel.
+        attention: Transformers' name of the attention kernel; `auto` is the model's own default.
         quantization: Keyword arguments of Transformers' quantisation config, such as `{"load_in_4bit": true}`.
         trust_remote_code: Whether a checkpoint may bring code that is run.
     """
@@ -45,7 +45,7 @@ class ModelOptions(_Options):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Text = "auto"
     device_map: Text | None = None
-    attention: Text = "sdpa"
+    attention: Text = "auto"
     quantization: dict[str, Any] | None = None
     trust_remote_code: bool = False
 
@@ -187,6 +187,8 @@ def load_recipe(path_or_name: str) -> Recipe:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not UTF-8 text; give a recipe in YAML") from error
+    except (ValueError, RecursionError) as error:  # a date that is none, or lists without end
+        raise BadInput(f"{path} is not a recipe ({str(error)[:100]}); put names in quotes") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark else ""
@@ -237,7 +239,7 @@ def recipe_path(path_or_name: str) -> Path:
     Raises:
         BadInput: If there is none.
     """
-    path = Path(path_or_name).expanduser()
+    path = expanded(path_or_name)
     if path.is_file():
         return path
     bundled = bundled_recipes()

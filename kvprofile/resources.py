@@ -21,7 +21,15 @@ def resource(name: str) -> Path:
     raise KvprofileError(f"this installation lacks its bundled {name}: pip install --force-reinstall kvprofile")
 
 
+def expanded(path: str | Path) -> Path:
+    """Returns the path with `~` as the home folder; one of a user that does not exist stays as it is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def find(path: str, folders: Iterable[Path]) -> Path | None:
     """Returns the first existing file or folder `path` seen from `folders`, None if there is none."""
-    wanted = Path(path).expanduser()
+    wanted = expanded(path)
     return next((folder / wanted for folder in folders if (folder / wanted).exists()), None)

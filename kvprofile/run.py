@@ -22,7 +22,7 @@ from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.executor import Question, Readers
 from kvprofile.errors import BadInput, GateFailed
 from kvprofile.identity import RunIdentity, json_sha256
-from kvprofile.layers import Plan
+from kvprofile.layers import PLAN_COLUMNS, Plan
 from kvprofile.models.compatibility import compare
 from kvprofile.models.loading import LoadedModel, load_pair
 from kvprofile.recipe import DataSource, Recipe
@@ -135,7 +135,8 @@ def load_parts(recipe: Recipe) -> tuple[Part, ...]:
 
 def build_samples(recipe: Recipe, parts: Sequence[Part], tokenizer: Any, configs: Sequence[Any]) -> tuple[Sample, ...]:
     """Returns every chosen record in the receiver's token ids, cut where its context is too long for one of the models."""
-    known = [getattr(c.get_text_config(decoder=True), "max_position_embeddings", None) for c in configs]
+    names = ("max_position_embeddings", "max_seq_len")
+    known = [getattr(config.get_text_config(decoder=True), name, None) for config in configs for name in names]
     longest = min((positions for positions in known if positions is not None), default=None)
     return tuple(_sample(recipe, part, record, tokenizer, longest) for part in parts for record in part.records)
 
@@ -176,7 +177,10 @@ def _sample(recipe: Recipe, part: Part, record: Record, tokenizer: Any, longest:
     room = None if longest is None else longest - len(sample.suffix_token_ids) - sample.max_new_tokens
     if room is not None and len(sample.context_token_ids) > room:
         if room < 1:
-            raise BadInput(f'record "{record.id}" leaves no room for its context in the models\' {longest} positions')
+            raise BadInput(
+                f'the question of record "{record.id}" and {sample.max_new_tokens} answer tokens leave no room for a '
+                f"context in the models' {longest} positions; shorten the question or lower max_new_tokens"
+            )
         sample = build(room)
     return sample
 
@@ -240,7 +244,7 @@ def _identity(
         granularity=recipe.granularity,
         end_ids=tuple(sorted(end_ids)),
         dtype=receiver.dtype,
-        attention=recipe.models.attention,
+        attention=receiver.model.config._attn_implementation,
         quantization=json.dumps(recipe.models.quantization, sort_keys=True),
         device_type=receiver.device.type,
         torch=torch.__version__,
@@ -252,10 +256,18 @@ def _identity(
     )
 
 
+_PART_KEY = ["sample_id", "task", "dataset", "metric", *PLAN_COLUMNS]
+
+
 def read_part(run: Run, sample: Sample) -> pa.Table | None:
     """Returns a sample's finished part, None if it is missing or not whole."""
     try:
-        table = pq.read_table(run.part_file(sample))
-    except (OSError, pa.ArrowException):
+        table = pq.read_table(run.part_file(sample), page_checksum_verification=True)
+        rows = table.select(_PART_KEY).to_pylist()
+    except (OSError, pa.ArrowException, UnicodeDecodeError, KeyError):
         return None
-    return table if table.schema.equals(MEASUREMENTS) else None
+    metrics = next(part.metrics for part in run.parts if part.key == (sample.task, sample.dataset))
+    own = (sample.sample_id, sample.task, sample.dataset)
+    expected = {(*own, metric.name, *plan.key) for metric in metrics for plan in run.plans}
+    whole = {tuple(row[name] for name in _PART_KEY) for row in rows} == expected and len(rows) == len(expected)
+    return table if whole and table.schema.equals(MEASUREMENTS) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
+from kvprofile.cost.timing import Timing
 from kvprofile.data.prompts import Sample
 from kvprofile.engine.executor import Answer, answer_plans
 from kvprofile.engine.fidelity import Fidelity
@@ -44,12 +46,17 @@ def sweep(recipe: Recipe, out: Path, progress: Progress) -> Path:
         open_samples = [sample for sample in run.samples if read_part(run, sample) is None]
         progress.begin(len(run.samples), len(run.plans), len(run.samples) - len(open_samples))
         for sample in open_samples:
-            write_table(_measure(run, sample, progress), run.part_file(sample))
+            part = _measure(run, sample, progress)
+            write_table(part, run.part_file(sample))
             progress.sample_done()
+            if failed := part["status"].to_pylist().count("error"):
+                progress.say(f'{failed} of {len(part)} scores of "{sample.sample_id}" failed; kvprofile show tells why')
         folder = publish(run.work.parent, lambda temporary, version: write_profile(run, timings, temporary, version))
-        for file in run.work.iterdir():
-            if file.name != _LOCK:
-                file.unlink()
+        for path in run.work.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != _LOCK:
+                path.unlink()
     return folder
 
 
@@ -65,12 +72,13 @@ def _alone(work: Path) -> Iterator[None]:
         ) from None
 
 
-def _gates_and_timings(run: Run, progress: Progress) -> list[dict[str, Any]]:
+def _gates_and_timings(run: Run, progress: Progress) -> list[Timing]:
     """Checks the gates and times some prefills on the sample of median length, once per run."""
     kept = run.work / "timings.json"
-    if kept.exists():
-        timings: list[dict[str, Any]] = json.loads(kept.read_text("utf-8"))
-        return timings
+    try:
+        return [Timing.from_dict(held) for held in json.loads(kept.read_text("utf-8"))]
+    except (OSError, ValueError, TypeError, KeyError):  # not there, or torn by a crash of the machine: measured again
+        pass
     progress.say("checking that the engine is exact on this pair")
     sample = sorted(run.samples, key=lambda s: len(s.context_token_ids))[len(run.samples) // 2]
     caches = run.caches(sample)
@@ -78,9 +86,9 @@ def _gates_and_timings(run: Run, progress: Progress) -> list[dict[str, Any]]:
     progress.say(f"timing prefills of {len(sample.context_token_ids)} tokens")
     groups = [plan.range for plan in run.plans if plan.range]
     spread = spread_of_groups(groups, len(run.readers.receiver.layers))
-    timings = [t.as_dict() for t in time_prefills(run.readers.receiver, caches.sender_capture, spread)]
+    timings = time_prefills(run.readers.receiver, caches.sender_capture, spread)
     temporary = kept.with_suffix(".tmp")
-    temporary.write_text(json.dumps(timings), "utf-8")
+    temporary.write_text(json.dumps([timing.as_dict() for timing in timings]), "utf-8")
     temporary.replace(kept)
     return timings
 

@@ -109,6 +109,25 @@ def test_an_interrupted_sweep_goes_on(
     assert all(a.equals(b) for a, b in zip(tables(folder), tables(profile), strict=True))
 
 
+@pytest.mark.parametrize("fault", ["no rows", "some rows", "another sample's"])
+def test_a_readable_part_that_is_not_the_samples_is_measured_again(
+    fault: str, pair: Path, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(str(pair))
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep_module, "publish", lambda *_: (_ for _ in ()).throw(Interrupted("stopped")))
+        with pytest.raises(Interrupted):
+            sweep(recipe, tmp_path, Silent())
+    one, other, *_ = sorted(tmp_path.glob("*/run-*/*.parquet"))
+    held = {"no rows": (one, 0), "some rows": (one, 3), "another sample's": (other, None)}[fault]
+    pq.write_table(pq.read_table(held[0]).slice(0, held[1]), one)
+    (one.parent / "timings.json").write_text("[", "utf-8")  # torn as well: measured anew
+    told = Silent()
+    folder = sweep(recipe, tmp_path, told)
+    assert (told.resumed, told.measured) == (RECORDS - 1, 1)
+    assert all(a.equals(b) for a, b in zip(tables(folder), tables(profile), strict=True))
+
+
 def assert_same_scores(one: Path, other: Path) -> None:
     """Everything equal, token ids included; divergences, sums of many floats, to within rounding."""
     for ours, theirs in zip(tables(one), tables(other), strict=True):

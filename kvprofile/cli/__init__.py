@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import pkgutil
 import signal
 import sys
@@ -52,12 +53,19 @@ def main() -> None:
     """Runs the command line; every error becomes one sentence on standard error and an exit code."""
     debug = "--debug" in sys.argv
     sys.argv = [a for a in sys.argv if a != "--debug"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without our dashes gets escapes, no failure
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop is an interrupt like Ctrl-C
     try:
         app()
     except SystemExit as end:
         if end.code == _TYPER_INTERRUPTED:
             _fail("interrupted; run the same command again to go on from here", 3, debug)
+        if isinstance(end.__context__, OSError) and end.__context__.errno == errno.EPIPE:
+            sys.exit(0)  # whoever read the output has enough
+        for late in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(late, signal.SIG_IGN)  # the work is done; a signal now must not change what is returned
         raise
     except KvprofileError as error:
         _fail(str(error), error.exit_code, debug)
@@ -65,6 +73,8 @@ def main() -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             place = f" at {error.filename}" if error.filename else ""
             _fail(f"the disk is full{place}; free some space and run the same command again to go on", 3, debug)
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            _fail(f"{error.strerror}: {str(error.filename)[:60]}…; give a path that exists", 2, debug)
         if isinstance(
             error, (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
         ):

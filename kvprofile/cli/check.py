@@ -42,7 +42,7 @@ def check(
     receiver: Annotated[str, typer.Argument(help="The model that reads it, named likewise.", show_default=False)],
     dtype: Annotated[Dtype, typer.Option(help="auto is bfloat16 on CUDA, else float32.")] = Dtype.auto,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    attention: Annotated[str, typer.Option(help="Transformers' attention kernel.")] = "sdpa",
+    attention: Annotated[str, typer.Option(help="Transformers' attention kernel.")] = "auto",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that a checkpoint brings.")
     ] = False,

@@ -44,11 +44,14 @@ def pareto(
 
     Exits with 1 if a task has no plan within --max-loss.
     """
+    from kvprofile.errors import BadInput
     from kvprofile.limits import parse_loss
     from kvprofile.report.frontier import block_document, frontier_blocks
     from kvprofile.report.terminal import frontier_csv, print_block
     from kvprofile.store.reader import load
 
+    if as_json and output is Format.csv:
+        raise BadInput("--json and --format csv contradict each other; give one of them")
     limit = None if max_loss is None else parse_loss(max_loss)
     loaded = load(profile)
     blocks = frontier_blocks(

@@ -28,7 +28,7 @@ def sweep(
     max_context_tokens: Annotated[int | None, typer.Option(help="Longer contexts are cut in the middle.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
-    attention: Annotated[str | None, typer.Option(help="Transformers' name of the attention kernel.")] = None,
+    attention: Annotated[str | None, typer.Option(help="auto, or Transformers' name of the attention kernel.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the choice of records and of the bootstrap.")] = None,
     no_text: Annotated[bool, typer.Option("--no-text", help="Store no texts and no token ids.")] = False,
     trust_remote_code: Annotated[bool, typer.Option(help="Let a checkpoint bring code that is run.")] = False,

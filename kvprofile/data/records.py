@@ -110,7 +110,7 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     continue
                 try:
                     row = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise BadInput(
                         f"{path} line {number} is not JSON ({error}); each line must be one object"
                     ) from None

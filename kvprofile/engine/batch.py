@@ -10,7 +10,7 @@ import torch
 from kvprofile.engine.cache import ContextKV
 from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.fidelity import Draft, Fidelity, fidelity
-from kvprofile.engine.tree import fan_out
+from kvprofile.engine.tree import apart, fan_out
 
 NOT_FINITE = -1
 """Stands for a token that could not be chosen, since the logits were not finite; such an answer ends there."""
@@ -47,9 +47,9 @@ def greedy_rows(
         end_ids: An answer ends with the first of these, which is its last id.
     """
     ends = end_ids | {NOT_FINITE}
-    tree = fan_out(contexts)
+    tree = fan_out(contexts) if reader.shares_contexts else apart(contexts)
     cache = reader.rows_cache(tree.contexts, len(suffix) + max_new_tokens)
-    given = torch.tensor([[*suffix, *draft.token_ids[:-1]]])
+    given = torch.tensor([[*suffix, *draft.token_ids[:-1]]]).expand(1 + max(tree.parents[0]), -1)
     logits = reader.logits(given, cache, keep=len(draft.token_ids), parents=tree.parents)
     verified = [
         (_verified(guess, draft.token_ids, ends), fidelity(draft, row))

@@ -40,6 +40,8 @@ def check_gates(readers: Readers, caches: ContextCaches, token_ids: Sequence[int
     injected = receiver.logits(suffix, prefilled_cache(caches.receiver_kv), keep=1)
     if not plain.isfinite().all():
         raise GateFailed("the receiver's logits are not finite; check its weights and dtype")
+    if not all(part.isfinite().all() for kv in caches.sender_capture.kv for part in kv):
+        raise GateFailed("the sender's keys and values are not finite; check its weights and dtype")
     _require(
         plain, injected, tolerance, "the receiver's own cache, injected, does not give the logits of plain decoding"
     )

@@ -4,38 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import torch
 
+from kvprofile.cost.timing import Timing
 from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.reference import Capture, partial_prefill
 from kvprofile.layers import LayerRange
 
 WARM_UP = 1
 REPEATS = 5
-
-
-class Timing(NamedTuple):
-    """Times of recomputing one group of layers over one context; all layers are the full prefill.
-
-    Attributes:
-        group: The layers.
-        context_tokens: S.
-        milliseconds: One per repeat, after `WARM_UP` runs that are not kept.
-    """
-
-    group: LayerRange
-    context_tokens: int
-    milliseconds: tuple[float, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "start_layer": self.group.start,
-            "stop_layer": self.group.stop,
-            "context_tokens": self.context_tokens,
-            "prefill_ms": list(self.milliseconds),
-        }
 
 
 def spread_of_groups(groups: Sequence[LayerRange], layers: int) -> list[LayerRange]:

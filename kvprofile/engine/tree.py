@@ -12,7 +12,7 @@ class Tree(NamedTuple):
     """How B rows fan out from one. A node of a layer stands for all rows that read the same contexts up to that layer.
 
     Attributes:
-        parents: For every layer, each node's node of the layer before; the first layer's all have parent 0.
+        parents: For every layer, each node's node of the layer before; for the first layer, the row of the input.
         contexts: For every layer, the context each node reads.
         nodes: For every layer, each row's node.
     """
@@ -20,6 +20,12 @@ class Tree(NamedTuple):
     parents: tuple[tuple[int, ...], ...]
     contexts: tuple[tuple[KV, ...], ...]
     nodes: tuple[tuple[int, ...], ...]
+
+
+def apart(rows: Sequence[ContextKV]) -> Tree:
+    """Returns the tree of rows that share nothing: for models whose layers get more by row than hidden states (ALiBi)."""
+    numbers = tuple(range(len(rows)))
+    return Tree((numbers,) * len(rows[0]), tuple(zip(*rows, strict=True)), (numbers,) * len(rows[0]))
 
 
 def fan_out(rows: Sequence[ContextKV]) -> Tree:

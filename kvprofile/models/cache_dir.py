@@ -6,11 +6,13 @@ import os
 import sys
 from pathlib import Path
 
+from kvprofile.resources import expanded
+
 
 def cache_dir() -> Path:
     """Returns the user's cache folder: `KVPROFILE_CACHE`, else the platform's place; it need not exist yet."""
     if given := os.environ.get("KVPROFILE_CACHE"):
-        return Path(given).expanduser().absolute()
+        return expanded(given).absolute()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "kvprofile"
     if sys.platform == "win32" and (local := os.environ.get("LOCALAPPDATA")):

@@ -189,7 +189,7 @@ def _load_base(source: _Source, reference: ModelReference, options: ModelOptions
             keywords["quantization_config"] = _quantization(options.quantization)
         model, info = AutoModelForCausalLM.from_pretrained(
             source.place,
-            attn_implementation=options.attention,
+            attn_implementation=None if options.attention == "auto" else options.attention,
             trust_remote_code=options.trust_remote_code,
             output_loading_info=True,
             **keywords,

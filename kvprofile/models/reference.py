@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvprofile.errors import BadInput
-from kvprofile.resources import resource
+from kvprofile.resources import expanded, resource
 
 DEMO_BASE = "demo-base"
 """The word for the demo's base model, which is fetched when it is first loaded."""
@@ -86,7 +86,7 @@ def _find(part: str, folders: Sequence[Path]) -> Path | None:
     """Returns the absolute path of a folder or file, None if there is none."""
     if not part.strip():
         return None
-    path = Path(part).expanduser()
+    path = expanded(part)
     places = [Path()] if path.is_absolute() else [*folders, Path.cwd(), resource("recipes")]
     candidates = ((place / path).absolute() for place in places)
     return next((c for c in candidates if c.is_dir() or (c.is_file() and c.suffix == ".gguf")), None)

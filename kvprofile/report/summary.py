@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from kvprofile.cost.timing import Timing
 from kvprofile.layers import plan_key
 from kvprofile.report.frontier import Row, grids, groups_on
-from kvprofile.store.reader import MEASUREMENTS_FILE, SAMPLES_FILE, Profile
+from kvprofile.store.reader import MEASUREMENTS_FILE, SAMPLES_FILE, Profile, parse_json
 
 ARMS = ("full_prefill", "full_reuse", "sender_alone", "no_context")
 
@@ -77,8 +77,13 @@ def _errors(profile: Profile) -> dict[str, Any]:
 
 
 def _environment(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    """Returns the file's values by name, None if it is not there or not what a sweep writes."""
+    if not path.is_file():
         return None
-    return content if isinstance(content, dict) else None
+    try:
+        content = parse_json(path.read_bytes())
+        timings = [Timing.from_dict(held).as_dict() for held in content["prefill_timings"]]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    plain = {name: value for name, value in content.items() if isinstance(value, str | int | float)}
+    return {**plain, "prefill_timings": timings}

@@ -37,6 +37,8 @@ class Entry(NamedTuple):
 
 def ls(out: Path) -> list[Entry]:
     """Returns every version in the store, pairs by name and versions oldest first; nothing for a store not yet made."""
+    if out.is_file():
+        raise BadInput(f"{out} is a file, not a store; give the folder that --out of a sweep named")
     return [_entry(pair, number, folder) for pair in pairs(out) for number, folder in versions(pair)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +14,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvprofile.errors import BadInput
+from kvprofile.resources import expanded
 from kvprofile.store.schema import FOOTER_KEY, FORMAT_VERSION, MEASUREMENTS, PROFILE, SAMPLES, missing_header_keys
 
 PROFILE_FILE = "profile.parquet"
 MEASUREMENTS_FILE = "measurements.parquet"
 SAMPLES_FILE = "samples.parquet"
+
+_ALWAYS = (
+    *("strategy", "recomputed_layers", "total_layers", "recompute_fraction", "task", "dataset", "metric"),
+    *("n_planned", "n_scored", "on_frontier"),
+)
+"""Columns of `profile.parquet` that are never null."""
+_TEXTS_OF_MODELS = ("name", "weights_sha256", "tokenizer_sha256", "architecture")
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,9 @@ def resolve(path: str | Path) -> Path:
     Raises:
         BadInput: If there is no profile, or the store has several pairs.
     """
-    path = Path(path).expanduser()
+    if not str(path):
+        raise BadInput("the profile's path is empty; give a profile's folder")
+    path = expanded(path)
     if path.is_file():
         if path.name != PROFILE_FILE:
             raise BadInput(f"{path} is not a profile: give a profile's folder or its {PROFILE_FILE}")
@@ -74,13 +85,18 @@ def resolve(path: str | Path) -> Path:
     if (path / PROFILE_FILE).is_file():
         return path
     if found := versions(path):
-        return found[-1][1]
+        return _newest(found)
     inside = pairs(path)
     if len(inside) == 1:
-        return versions(inside[0])[-1][1]
+        return _newest(versions(inside[0]))
     if inside:
         raise BadInput(f"{path} holds {len(inside)} pairs; give one of {', '.join(str(pair) for pair in inside)}")
     raise BadInput(f"there is no profile in {path}; make one with `kvprofile sweep RECIPE --out {path}`")
+
+
+def _newest(found: list[tuple[int, Path]]) -> Path:
+    """Returns the newest version that holds a profile; where none does, the newest, whose error then tells."""
+    return next((folder for _, folder in reversed(found) if (folder / PROFILE_FILE).is_file()), found[-1][1])
 
 
 def load(path: str | Path) -> Profile:
@@ -93,19 +109,54 @@ def load(path: str | Path) -> Profile:
     rows, header = _read(folder / PROFILE_FILE, PROFILE, with_header=True)
     if rows.num_rows == 0:
         raise BadInput(f"{folder / PROFILE_FILE} holds no plans; sweep again")
+    if problem := next((why for why in map(_problem, rows.to_pylist()) if why), None):
+        raise BadInput(f"{folder / PROFILE_FILE} has a row with {problem}; copy it again or sweep again")
     return Profile(folder, header, rows)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Returns the value of a JSON document from a file that anybody may have written.
+
+    Raises:
+        ValueError: If it is none, holds NaN or infinity, or nests too deeply.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _problem(row: Mapping[str, Any]) -> str | None:
+    """Returns what no row of a profile can hold, None if the row is sound."""
+    if absent := [name for name in _ALWAYS if row[name] is None]:
+        return f"no {absent[0]}"
+    if broken := [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]:
+        return f"a {broken[0]} that is no number"
+    start, stop, layers = row["start_layer"], row["stop_layer"], row["total_layers"]
+    if (start is None) != (stop is None) or (start is not None and not 0 <= start < stop <= layers):
+        return f"layers {start} to {stop} of {layers}"
+    if not 0 <= row["n_scored"] <= row["n_planned"] or not 0 <= row["recompute_fraction"] <= 1:
+        return "counts that cannot be"
+    if row["granularity"] is not None and row["granularity"] < 1:
+        return f"granularity {row['granularity']}"
+    return None
 
 
 def _read(path: Path, schema: pa.Schema, with_header: bool = False) -> tuple[pa.Table, dict[str, Any]]:
     if not path.is_file():
         raise BadInput(f"{path} is missing; the profile is incomplete, copy it again or sweep again")
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             header = _header(path, file.schema_arrow.metadata or {}) if with_header else {}
             if absent := [name for name in schema.names if name not in file.schema_arrow.names]:
                 raise BadInput(f"{path} is not a {path.name} of a profile: it has no column {', '.join(absent)}")
-            table = file.read(columns=schema.names)
-        return table.select(schema.names).cast(schema), header
+            table = file.read(columns=schema.names).select(schema.names).cast(schema)
+        table.validate(full=True)
+        return table, header
     except pa.ArrowException as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{path} is truncated or not Parquet ({reason}); copy it again or sweep again") from error
@@ -121,7 +172,7 @@ def _header(path: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
         f"{path} was not written by kvprofile: its footer has no valid key {FOOTER_KEY!r}; give a profile's folder"
     )
     try:
-        header = json.loads(metadata[FOOTER_KEY.encode()])
+        header = parse_json(metadata[FOOTER_KEY.encode()])
         made_by = header["format_version"]
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(foreign) from error
@@ -137,4 +188,8 @@ def _header(path: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
     confidence = header["confidence"]
     if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 < confidence < 1:
         raise BadInput(f"{path} has a footer whose confidence is no number between 0 and 1; sweep again")
+    texts = [header["created_at"], *(header[role][key] for role in ("sender", "receiver") for key in _TEXTS_OF_MODELS)]
+    resamples = header.get("resamples", 1)
+    if not all(isinstance(text, str) for text in texts) or type(resamples) is not int or not 1 <= resamples <= 10**6:
+        raise BadInput(f"{path} has a footer with values of other kinds than kvprofile writes; sweep again")
     return dict(header)

@@ -50,7 +50,7 @@ def write_table(table: pa.Table, path: Path, footer: dict[str, Any] | None = Non
     temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{path.name}")
     try:
         with temporary.open("wb") as file:
-            pq.write_table(table, file, compression="zstd")
+            pq.write_table(table, file, compression="zstd", write_page_checksum=True)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

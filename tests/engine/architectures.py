@@ -82,6 +82,22 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         v_head_dim=8,
         num_key_value_heads=4,
     ),
+    "opt": lambda: transformers.OPTConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        word_embed_proj_dim=32,
+        ffn_dim=48,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+    ),
+    "gptj": lambda: transformers.GPTJConfig(
+        vocab_size=VOCABULARY, n_embd=32, n_layer=LAYERS, n_head=4, n_positions=256, rotary_dim=4
+    ),
+    "bloom": lambda: transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=LAYERS, n_head=4),
+    "mpt": lambda: transformers.MptConfig(
+        vocab_size=VOCABULARY, d_model=32, n_layers=LAYERS, n_heads=4, max_seq_len=256
+    ),
     "gpt_oss": lambda: transformers.GptOssConfig(
         **_GROUPED,
         num_local_experts=4,

@@ -55,6 +55,13 @@ def test_a_weight_that_is_no_number(readers: Readers) -> None:
         check(readers)
 
 
+def test_a_sender_that_caches_no_numbers(readers: Readers) -> None:
+    with torch.no_grad():
+        readers.sender.layers[2].self_attn.v_proj.weight[0, 0] = torch.inf
+    with pytest.raises(GateFailed, match="sender's keys and values are not finite"):
+        check(readers)
+
+
 OWN_CACHE_FAULTS: dict[str, Callable[[KV], KV]] = {
     "noisy keys": lambda kv: kv._replace(keys=kv.keys + 0.1 * torch.randn_like(kv.keys)),
     "noisy values": lambda kv: kv._replace(values=kv.values + 0.1 * torch.randn_like(kv.values)),

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvprofile.errors import BadInput
-from kvprofile.store.reader import load, resolve
+from kvprofile.store.reader import load, parse_json, resolve
 from kvprofile.store.schema import FORMAT_VERSION, PROFILE
 from kvprofile.store.writer import write_table
 from tests.profile_factory import header, publish_profile
@@ -125,3 +125,49 @@ def test_more_columns_than_known_are_ignored(folder: Path) -> None:
     whole = pq.read_table(path)
     write_table(whole.append_column("extra", pa.array([0] * len(whole))), path, header())
     assert load(folder).rows.schema.names == PROFILE.names
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("recompute_fraction", None),
+        ("n_planned", None),
+        ("metric", None),
+        ("granularity", 0),
+        ("stop_layer", None),
+        ("start_layer", 40),
+        ("quality", float("nan")),
+        ("n_scored", 99),
+    ],
+)
+def test_a_row_that_cannot_be_is_refused(column: str, value: object, folder: Path) -> None:
+    table = pq.read_table(folder / "profile.parquet")
+    rows = table.to_pylist()
+    group = next(row for row in rows if row["start_layer"] is not None)
+    group[column] = value
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), folder / "profile.parquet")
+    with pytest.raises(BadInput, match="has a row with"):
+        load(folder)
+
+
+def test_a_flipped_bit_is_seen(folder: Path) -> None:
+    """Every page has a checksum; a flip outside of pages breaks the file's structure or nothing that is read."""
+    path, sound = folder / "profile.parquet", load(folder).rows
+    data = path.read_bytes()
+    for offset in range(8, len(data), max(1, len(data) // 150)):
+        path.write_bytes(bytes([*data[:offset], data[offset] ^ 4, *data[offset + 1 :]]))
+        try:
+            assert load(folder).rows.equals(sound), f"the flip at {offset} changed what was read"
+        except BadInput:
+            continue
+
+
+def test_a_version_that_was_emptied_is_passed_over(folder: Path) -> None:
+    (folder.parent / "v9999").mkdir()
+    assert load(folder.parent).folder == folder
+
+
+@pytest.mark.parametrize("text", ["NaN", '{"a": Infinity}', "[" * 100_000])
+def test_json_of_strangers_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"JSON|deeply"):
+        parse_json(text)
