@@ -27,8 +27,8 @@ _NO_EFFECT = {"dropout", "is_causal", "sliding_window", "position_ids", "cache_p
 _cache: ContextVar[RowsCache] = ContextVar("_cache")
 
 
-class UnknownArgument(Exception):
-    """A model passed its attention something that `_attention` does not honour."""
+class NotShareable(Exception):
+    """A model asks something of its attention that `_attention` does not honour."""
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor,
+    attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
@@ -88,12 +88,14 @@ def _attention(
         `(B, T, H, Dv)` of the query's dtype, and None in place of weights.
 
     Raises:
-        UnknownArgument: If `others` holds something that might matter.
+        NotShareable: If `others` holds something that might matter, or there is no such mask or layer number.
     """
     given = {name for name, passed in others.items() if passed is not None and passed is not False}
-    unknown = sorted(given - _NO_EFFECT)
-    if unknown:
-        raise UnknownArgument(f"attention with {', '.join(unknown)}")
+    if unknown := sorted(given - _NO_EFFECT):
+        raise NotShareable(f"attention with {', '.join(unknown)}")
+    layer = getattr(module, "layer_idx", None)
+    if layer is None or attention_mask is None or attention_mask.dtype != torch.bool:
+        raise NotShareable("attention without a layer number or a mask of booleans")
     cache = _cache.get()
     rows, heads, tokens, width = query.shape
     groups = key.shape[1]
@@ -103,8 +105,8 @@ def _attention(
     sinks = None if s_aux is None else s_aux.float().view(1, groups, heads // groups, 1, 1)
 
     output = value.new_empty(rows, groups, heads // groups, tokens, value.shape[-1])
-    for kv, index in cache.sources(module.layer_idx):
-        keys, values = (kv.keys, kv.values) if kv.keys.shape[1] == groups else module.expand_kv(*kv)
+    for kv, index in cache.sources(layer):
+        keys, values = _expanded(module, kv, key)
         step = max(1, _SCORES // (heads * tokens * (keys.shape[-2] + own_tokens)))
         for part in torch.split(index, step):
             q = query[part]
@@ -113,6 +115,15 @@ def _attention(
                 parts.append(_attend_together(q, KV(keys, values), context_mask, softcap))
             output[part] = _merge(parts, sinks).to(output.dtype)
     return output.flatten(1, 2).transpose(1, 2), None
+
+
+def _expanded(module: Any, kv: KV, own: torch.Tensor) -> KV:
+    """Returns a context as attention reads it; latent attention caches it compressed."""
+    if (kv.keys.shape[1], kv.keys.shape[3]) == (own.shape[1], own.shape[3]):
+        return kv
+    if not hasattr(module, "expand_kv"):
+        raise NotShareable("attention to keys of another shape than is cached")
+    return KV(*module.expand_kv(*kv))
 
 
 def _attend_together(query: torch.Tensor, kv: KV, mask: torch.Tensor | None, softcap: float | None) -> _Part:

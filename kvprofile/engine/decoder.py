@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from kvprofile.engine.attention import UnknownArgument, sharing
+from kvprofile.engine.attention import NotShareable, sharing
 from kvprofile.engine.cache import KV, ContextKV, RowsCache, empty_cache, read_cache
 from kvprofile.errors import BadInput, GateFailed, is_out_of_memory
 from kvprofile.layers import LayerRange
@@ -185,7 +185,7 @@ class Decoder:
         try:
             self.logits(torch.tensor([[0]]), cache, keep=1)
         except (
-            UnknownArgument,
+            NotShareable,
             RuntimeError,
         ) as error:  # own tokens alone do not fit the mask of a model's own attention
             if is_out_of_memory(error):

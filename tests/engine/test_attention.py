@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvprofile.engine import attention
-from kvprofile.engine.attention import UnknownArgument
+from kvprofile.engine.attention import NotShareable
 from kvprofile.engine.cache import KV, RowsCache
 from kvprofile.engine.tree import fan_out
 from kvprofile.layers import LayerRange, groups
@@ -83,8 +83,10 @@ def test_equals_plain_attention(
 def test_an_unknown_argument_is_not_ignored() -> None:
     cache, query, key, value, _ = _setting()
     attention._cache.set(cache)
-    with pytest.raises(UnknownArgument, match="position_bias"):
+    with pytest.raises(NotShareable, match="position_bias"):
         attention._attention(MODULE, query, key, value, _causal(), position_bias=torch.ones(1))
+    with pytest.raises(NotShareable, match="mask"):
+        attention._attention(MODULE, query, key, value, None)
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
