@@ -8,7 +8,7 @@ import torch
 from kvprofile.models.distance import layer_distances
 from tests.engine.architectures import CONFIGS, LAYERS, tiny_model
 
-_FUSED = {"gpt_neox", "falcon", "falcon_alibi", "deepseek_v3"}
+_FUSED = {"gpt_neox", "falcon", "falcon_alibi", "bloom", "deepseek_v3"}
 _PROJECTIONS = ("k_proj", "v_proj", "qkv", "query_key_value", "c_attn", "kv_a_proj", "kv_b_proj")
 
 
