@@ -9,22 +9,23 @@ from kvprofile.cost.prefill import ModelShape, kv_bytes_per_token, prefill_flops
 from kvprofile.cost.sweep import start_flops, suffix_flops
 from kvprofile.engine.executor import MOST_PLANS
 from kvprofile.engine.shape import shape_of
-from kvprofile.engine.timing import matrix_flops_per_second
+from kvprofile.engine.timing import REPEATS, WARM_UP, matrix_flops_per_second, spread_of_groups
 from kvprofile.layers import LayerRange, grid_union
 from kvprofile.models.loading import load_outline
 from kvprofile.recipe import Recipe
 from kvprofile.run import build_samples, load_parts
 
-_BYTES_PER_MEASUREMENT = 71
-"""All files of the profile that `make demo` publishes (50.2 kB) over its 708 rows of measurements."""
+_BYTES_PER_MEASUREMENT, _BYTES_PER_PLAN, _BYTES_PER_TOKEN = 12, 53, 2
+"""Of the README's sweep of 50: measurements.parquet per row, profile.parquet per row, samples.parquet per context token."""
 
 
 def estimate(recipe: Recipe) -> dict[str, Any]:
     """Returns plans, time, memory and disk of a sweep; loads no weights and runs no model.
 
-    The time counts the FLOPs of both full prefills, of one pass per start and of the suffixes as a tree, at the rate of a matrix
-    product of the model's width. Answers, attention kernels and loading come on top. Memory counts weights, caches and hidden
-    states; activations come on top, and it has not been compared with measured peaks.
+    The time counts the FLOPs of the prefills that are timed first, of both full prefills, of one pass per start and of the
+    suffixes as a tree, at the rate of a matrix product of the model's width. Gates, answers, attention kernels and loading come
+    on top. Memory counts weights, caches and hidden states; activations come on top, and it has not been compared with measured
+    peaks.
 
     Raises:
         BadInput: If recipe, data or models cannot be used.
@@ -40,7 +41,8 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     held = 3 + MOST_PLANS // shape.layers  # contexts' K/V: both models' own, the starts of a block and the next one
     hidden = shape.layers * shape.hidden_size * shape.bytes_per_value
     plans = len(grid_union(shape.layers, recipe.granularity))
-    metrics = sum(len(part.metrics) * len(part.records) for part in parts)
+    metrics = sum(len(part.metrics) for part in parts)
+    rows = plans * sum(len(part.metrics) * len(part.records) for part in parts)
     return {
         "samples": len(samples),
         "context_tokens_median": tokens,
@@ -52,13 +54,24 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
             {
                 "granularity": list(units),
                 "groups": len(grid_union(shape.layers, units)),
-                "seconds": len(samples) * _sample_flops(shape, tokens, suffix, units) / rate,
+                "seconds": (
+                    _timing_flops(shape, tokens, units) + len(samples) * _sample_flops(shape, tokens, suffix, units)
+                )
+                / rate,
             }
             for units in dict.fromkeys([*((unit,) for unit in recipe.granularity), recipe.granularity])
         ],
         "memory_bytes": 2 * weights + tokens * (held * kv_bytes_per_token(shape, shape.layers) + hidden),
-        "disk_bytes": plans * metrics * _BYTES_PER_MEASUREMENT,
+        "disk_bytes": rows * _BYTES_PER_MEASUREMENT
+        + plans * metrics * _BYTES_PER_PLAN
+        + sum(len(s.context_token_ids) for s in samples) * _BYTES_PER_TOKEN,
     }
+
+
+def _timing_flops(shape: ModelShape, tokens: int, units: tuple[int, ...]) -> float:
+    """Returns the FLOPs of the prefills that are timed before the first sample."""
+    spread = spread_of_groups(grid_union(shape.layers, units), shape.layers)
+    return (WARM_UP + REPEATS) * sum(prefill_flops(shape, tokens, group) for group in spread)
 
 
 def _sample_flops(shape: ModelShape, tokens: int, suffix: int, units: tuple[int, ...]) -> float:

@@ -184,11 +184,8 @@ class Decoder:
         cache = RowsCache([[kv] for kv in context], 1, joined=False)
         try:
             self.logits(torch.tensor([[0]]), cache, keep=1)
-        except (
-            NotShareable,
-            RuntimeError,
-        ) as error:  # own tokens alone do not fit the mask of a model's own attention
-            if is_out_of_memory(error):
+        except (NotShareable, RuntimeError) as error:
+            if is_out_of_memory(error):  # any other: own tokens alone do not fit the mask of a model's own attention
                 raise
             return False
         return cache.attended == set(range(len(self.layers)))

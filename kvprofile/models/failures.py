@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from safetensors import SafetensorError
 
-from kvprofile.errors import BadInput, KvprofileError, OutOfMemory
+from kvprofile.errors import BadInput, KvprofileError, OutOfMemory, is_out_of_memory
 
 _HUB_REASONS = {
     "GatedRepoError": 'is gated on the hub; accept its terms there and log in with "hf auth login"',
@@ -65,17 +64,15 @@ def explained(name: str) -> Iterator[None]:
         yield
     except KvprofileError:
         raise
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemory(
-            f'out of memory while loading "{name}"; use a smaller dtype, quantisation, or a device map such as "auto"'
-        ) from error
     except OSError as error:
         if error.errno is not None:
             raise
         raise BadInput(_sentence(name, error)) from error
-    except MemoryError:
-        raise
     except Exception as error:  # Parsers of damaged files raise anything, even a bare Exception.
+        if is_out_of_memory(error):
+            raise OutOfMemory(
+                f'out of memory while loading "{name}"; use a smaller dtype, quantisation, or a device map such as "auto"'
+            ) from error
         raise BadInput(_sentence(name, error)) from error
 
 

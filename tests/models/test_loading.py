@@ -205,9 +205,18 @@ def test_hub_offline(monkeypatch: pytest.MonkeyPatch) -> None:
         load_model("org/absent", CPU)
 
 
-def test_out_of_memory_says_what_helps() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_out_of_memory_says_what_helps(error: Exception) -> None:
     with pytest.raises(OutOfMemory, match="smaller dtype"), explained("m"):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
 
 def test_architecture_is_refused_before_weights_are_read(tmp_path: Path) -> None:
