@@ -21,7 +21,7 @@ def test_a_stopped_sweep_says_how_to_go_on(stop: signal.Signals, tmp_path: Path)
     command = [
         sys.executable,
         "-c",
-        "from kvprofile.cli import main; main()",
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from kvprofile.cli import main; main()",
         "sweep",
         str(recipe),
         "--out",
