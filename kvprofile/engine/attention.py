@@ -21,6 +21,9 @@ _NAME = "kvprofile_rows"
 _SCORES = 1 << 22
 """Attention scores held at a time."""
 
+_FUSED = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+"""PyTorch's kernel that also returns the log-sum-exp; the public `scaled_dot_product_attention` keeps it to itself."""
+
 _NO_EFFECT = {"dropout", "is_causal", "sliding_window", "position_ids", "cache_position", "use_cache", "return_dict"}
 """Arguments that change nothing here: inference has no dropout; the mask holds the causal order and any window."""
 
@@ -47,17 +50,15 @@ def sharing(config: PreTrainedConfig, cache: RowsCache) -> Iterator[None]:
 
 
 class _Part(NamedTuple):
-    """Attention over one segment, not yet divided by `total`; a sink is a segment of its own that gives nothing.
+    """Attention over one segment.
 
     Attributes:
         output: `(…, D)` float32.
-        top: `(…, 1)`, the largest score.
-        total: `(…, 1)`, sum of the exponentials of the scores less `top`.
+        lse: `(…)` float32, log of the sum of the exponentials of the scores.
     """
 
     output: torch.Tensor
-    top: torch.Tensor
-    total: torch.Tensor
+    lse: torch.Tensor
 
 
 def _attention(
@@ -100,21 +101,14 @@ def _attention(
     rows, heads, tokens, width = query.shape
     groups = key.shape[1]
     query = query.reshape(rows, groups, heads // groups, tokens, width) * (width**-0.5 if scaling is None else scaling)
-    own_tokens = key.shape[-2]
-    context_mask, own_mask = cache.masks(attention_mask, own_tokens)
-    sinks = None if s_aux is None else s_aux.float().view(1, groups, heads // groups, 1, 1)
-
-    output = value.new_empty(rows, groups, heads // groups, tokens, value.shape[-1])
-    for kv, index in cache.sources(layer):
-        keys, values = _expanded(module, kv, key)
-        step = max(1, _SCORES // (heads * tokens * (keys.shape[-2] + own_tokens)))
-        for part in torch.split(index, step):
-            q = query[part]
-            parts = [_attend_apart(q, KV(key[part], value[part]), own_mask, softcap)]
-            if keys.shape[-2]:
-                parts.append(_attend_together(q, KV(keys, values), context_mask, softcap))
-            output[part] = _merge(parts, sinks).to(output.dtype)
-    return output.flatten(1, 2).transpose(1, 2), None
+    context_mask, own_mask = cache.masks(attention_mask, key.shape[-2])
+    segments = [_attend_apart(query, KV(key, value), own_mask, softcap)]
+    sources = [(_expanded(module, kv, key), at) for kv, at in cache.sources(layer)]
+    if sources[0][0].keys.shape[-2]:
+        parts = [_attend_together(query[at], kv, context_mask, softcap) for kv, at in sources]
+        segments.append(_Part(*map(torch.cat, zip(*parts, strict=True))))
+    output = _merge(segments, None if s_aux is None else s_aux.float().view(groups, heads // groups, 1))
+    return output.to(value.dtype).flatten(1, 2).transpose(1, 2), None
 
 
 def _expanded(module: Any, kv: KV, own: torch.Tensor) -> KV:
@@ -129,48 +123,63 @@ def _expanded(module: Any, kv: KV, own: torch.Tensor) -> KV:
 def _attend_together(query: torch.Tensor, kv: KV, mask: torch.Tensor | None, softcap: float | None) -> _Part:
     """All rows `(B, G, R, T, D)` over one context `(1, G, S, D)`."""
     rows, groups, repeats, tokens, _ = query.shape
-    stacked = query.transpose(0, 1).reshape(groups, rows * repeats * tokens, -1)
-    scores = (stacked @ kv.keys[0].transpose(-1, -2)).view(groups, rows, repeats, tokens, -1)
-    weights, top, total = _weights(scores, mask, softcap)
-    output = weights.view(groups, rows * repeats * tokens, -1).to(kv.values.dtype) @ kv.values[0]
-    shaped = output.float().view(groups, rows, repeats, tokens, -1)
-    return _Part(shaped.transpose(0, 1), top.transpose(0, 1), total.transpose(0, 1))
+    shape = groups, rows, repeats, tokens
+    stacked = query.transpose(0, 1).reshape(1, groups, rows * repeats * tokens, -1)
+    if mask is None and softcap is None and _fused(stacked, kv):
+        output, lse = _FUSED(stacked, *kv, scale=1.0)
+        return _Part(output.view(*shape, -1).transpose(0, 1).float(), lse.view(shape).transpose(0, 1))
+    parts = []
+    step = max(1, _SCORES // (groups * repeats * tokens * kv.keys.shape[-2]))
+    for part in torch.split(stacked[0].view(*shape, -1), step, dim=1):
+        scores = part.flatten(1, 3) @ kv.keys[0].transpose(-1, -2)
+        weights, total, lse = _weights(scores.view(*part.shape[:-1], -1), mask, softcap)
+        output = weights.flatten(1, 3).to(kv.values.dtype) @ kv.values[0]
+        parts.append(_Part(output.float().view(*part.shape[:-1], -1) / total, lse))
+    return _Part(*(torch.cat(each, dim=1).transpose(0, 1) for each in zip(*parts, strict=True)))
 
 
 def _attend_apart(query: torch.Tensor, kv: KV, mask: torch.Tensor | None, softcap: float | None) -> _Part:
     """Every row `(B, G, R, T, D)` over its own tokens `(B, G, n, D)`."""
-    rows, groups, repeats, tokens, _ = query.shape
-    scores = query.flatten(2, 3) @ kv.keys.transpose(-1, -2)
-    weights, top, total = _weights(scores.view(rows, groups, repeats, tokens, -1), mask, softcap)
-    output = weights.flatten(2, 3).to(kv.values.dtype) @ kv.values
-    return _Part(output.float().view(rows, groups, repeats, tokens, -1), top, total)
+    step = max(1, _SCORES // (query[0, ..., 0].numel() * kv.keys.shape[-2]))
+    parts = []
+    for part, keys, values in zip(*(torch.split(whole, step) for whole in (query, *kv)), strict=True):
+        scores = part.flatten(2, 3) @ keys.transpose(-1, -2)
+        weights, total, lse = _weights(scores.view(*part.shape[:-1], -1), mask, softcap)
+        output = weights.flatten(2, 3).to(values.dtype) @ values
+        parts.append(_Part(output.float().view(*part.shape[:-1], -1) / total, lse))
+    return _Part(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def _fused(query: torch.Tensor, kv: KV) -> bool:
+    """Whether the fused kernel computes this."""
+    return _FUSED is not None and query.device.type == "cpu" and query.shape[-1] == kv.values.shape[-1]
 
 
 def _weights(
     scores: torch.Tensor, mask: torch.Tensor | None, softcap: float | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns exponentials of `(…, T, n)` scores less their largest, that largest, and their sum."""
+    """Returns exponentials of `(…, T, n)` scores, a divisor for their sum, and the scores' log-sum-exp.
+
+    Where a window hides everything, the exponentials are 0 and the log-sum-exp is -inf.
+    """
     scores = scores.float()
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    top = scores.amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).min)  # where a window hides all of it
+    top = scores.amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).min)
     weights = scores.sub_(top).exp_()
-    return weights, top, weights.sum(dim=-1, keepdim=True)
+    total = weights.sum(dim=-1, keepdim=True)
+    return weights, total.clamp_min(torch.finfo(torch.float32).tiny), (total.log() + top).squeeze(-1)
 
 
-def _merge(parts: Sequence[_Part], sinks: torch.Tensor | None) -> torch.Tensor:
+def _merge(segments: Sequence[_Part], sinks: torch.Tensor | None) -> torch.Tensor:
+    """Returns attention over all segments; `(G, R, 1)` sinks are one more segment, which gives nothing."""
+    lse = [segment.lse for segment in segments]
     if sinks is not None:
-        first = parts[0]
-        parts = [
-            *parts,
-            _Part(torch.zeros_like(first.output), sinks.expand_as(first.top), torch.ones_like(first.total)),
-        ]
-    top = torch.stack([part.top for part in parts]).amax(dim=0)
-    shares = [(part.top - top).exp() for part in parts]
-    total = torch.stack([part.total * share for part, share in zip(parts, shares, strict=True)]).sum(dim=0)
-    return torch.stack([part.output * share for part, share in zip(parts, shares, strict=True)]).sum(dim=0) / total
+        lse.append(sinks.expand_as(lse[0]))
+    shares = torch.stack(lse).softmax(dim=0).unsqueeze(-1)
+    return sum((segment.output * share for segment, share in zip(segments, shares, strict=False)), torch.zeros(()))
 
 
 def _mask(*args: Any, **kwargs: Any) -> torch.Tensor:

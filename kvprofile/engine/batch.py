@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from kvprofile.engine.cache import ContextKV
+from kvprofile.engine.cache import ContextKV, RowsCache
 from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.fidelity import Draft, Fidelity, fidelity
-from kvprofile.engine.tree import apart, fan_out
+from kvprofile.engine.tree import Tree, apart, fan_out
 
 NOT_FINITE = -1
 """Stands for a token that could not be chosen, since the logits were not finite; such an answer ends there."""
+
+VERIFIED_TOGETHER = 64
+"""Rows of one verifying pass: larger passes were no faster and need more memory."""
 
 
 class Row(NamedTuple):
@@ -21,6 +25,25 @@ class Row(NamedTuple):
 
     token_ids: tuple[int, ...]
     fidelity: Fidelity | None
+
+
+@dataclass(eq=False)
+class _Going:
+    """A row on its way.
+
+    Attributes:
+        context: What it reads.
+        answer: Its tokens so far.
+        fidelity: To the draft.
+        cache: Where its own tokens are kept.
+        nodes: For every layer, its row in `cache`.
+    """
+
+    context: ContextKV
+    answer: list[int]
+    fidelity: Fidelity | None
+    cache: RowsCache
+    nodes: tuple[int, ...]
 
 
 @torch.inference_mode()
@@ -34,9 +57,9 @@ def greedy_rows(
 ) -> list[Row]:
     """Returns the greedy answer of every row: the ids that `reference.greedy` gives one at a time.
 
-    One pass over the tree of rows reads the suffix and a draft of the answer (greedy speculative decoding, arXiv 2211.17192).
-    Rows that agree with all of the draft are done; the others go on in batches that share the position of their first difference,
-    so no row is padded.
+    A pass over the tree of rows reads the suffix and a draft of the answer (greedy speculative decoding, arXiv 2211.17192). Rows
+    that agree with all of the draft are done. The others go on together, token by token: a row joins at the position of its first
+    difference, so that no row is padded, and rows with equal answers so far are a tree again.
 
     Args:
         reader: The model that answers.
@@ -47,44 +70,94 @@ def greedy_rows(
         end_ids: An answer ends with the first of these, which is its last id.
     """
     ends = end_ids | {NOT_FINITE}
-    tree = fan_out(contexts) if reader.shares_contexts else apart(contexts)
-    cache = reader.rows_cache(tree.contexts, len(suffix) + max_new_tokens)
-    given = torch.tensor([[*suffix, *draft.token_ids[:-1]]]).expand(1 + max(tree.parents[0]), -1)
-    logits = reader.logits(given, cache, keep=len(draft.token_ids), parents=tree.parents)
-    verified = [
-        (_verified(guess, draft.token_ids, ends), fidelity(draft, row))
-        for guess, row in zip(_choose(logits), logits, strict=True)
-    ]
-    answers = [list(verified[leaf][0]) for leaf in tree.nodes[-1]]
+    room = len(suffix) + max_new_tokens
+    rows: list[_Going] = []
+    for first in range(0, len(contexts), VERIFIED_TOGETHER):
+        rows += _verify(reader, contexts[first : first + VERIFIED_TOGETHER], suffix, draft, room, ends)
+    batch: _Batch | None = None
+    for length in range(1, max_new_tokens):
+        going = [row for row in rows if len(row.answer) == length and row.answer[-1] not in ends]
+        if going:
+            if batch is None or not batch.holds(going):
+                batch = _Batch(reader, going, len(suffix) + length - 1, room)
+            batch.step()
+    return [Row(tuple(row.answer), row.fidelity) for row in rows]
 
-    pending: dict[int, list[int]] = {}
-    for row, answer in enumerate(answers):
-        if answer[-1] not in ends and len(answer) < max_new_tokens:
-            pending.setdefault(len(answer), []).append(row)
-    for length, rows in pending.items():
-        part = cache.select([[nodes[row] for row in rows] for nodes in tree.nodes], len(suffix) + length - 1)
-        while rows:
-            new = torch.tensor([[answers[row][-1]] for row in rows])
-            for row, (token,) in zip(rows, _choose(reader.logits(new, part, keep=1)), strict=True):
-                answers[row].append(token)
-            length += 1
-            going = [i for i, row in enumerate(rows) if answers[row][-1] not in ends and length < max_new_tokens]
-            if len(going) < len(rows):
-                rows = [rows[i] for i in going]
-                part = part.select([going] * len(tree.nodes), len(suffix) + length - 1) if rows else part
-    return [Row(tuple(answer), verified[leaf][1]) for answer, leaf in zip(answers, tree.nodes[-1], strict=True)]
+
+def _verify(
+    reader: Decoder, contexts: Sequence[ContextKV], suffix: Sequence[int], draft: Draft, room: int, ends: frozenset[int]
+) -> list[_Going]:
+    """Reads suffix and draft behind every context, and takes each answer up to its first difference from the draft."""
+    tree = _tree(reader, contexts)
+    cache = reader.rows_cache(tree.contexts, room)
+    given = torch.tensor([[*suffix, *draft.token_ids[:-1]]]).expand(1 + max(tree.parents[0]), -1)
+    question, answer = given[:, : len(suffix) - 1], given[:, len(suffix) - 1 :]
+    if question.shape[1]:
+        reader.read(question, cache, tree.parents)
+    logits = reader.logits(answer, cache, keep=len(draft.token_ids), parents=tree.parents)
+    verified = [
+        (_agreed(chosen, draft.token_ids, ends), fidelity(draft, row))
+        for chosen, row in zip(_choose(logits), logits, strict=True)
+    ]
+    return [
+        _Going(context, list(verified[nodes[-1]][0]), verified[nodes[-1]][1], cache, nodes)
+        for context, nodes in zip(contexts, zip(*tree.nodes, strict=True), strict=True)
+    ]
+
+
+class _Batch:
+    """Rows with equally long answers, which go on token by token.
+
+    Args:
+        reader: The model that answers.
+        rows: The rows; their own tokens are copied here.
+        held: How many own tokens each has read.
+        room: Own tokens at most.
+    """
+
+    def __init__(self, reader: Decoder, rows: Sequence[_Going], held: int, room: int) -> None:
+        self._reader, self._rows = reader, rows
+        answers: dict[tuple[int, ...], int] = {}
+        inputs = [answers.setdefault(tuple(row.answer), len(answers)) for row in rows]
+        self._tree = _tree(reader, [row.context for row in rows], inputs)
+        self._different = len(answers)
+        self._cache = reader.rows_cache(self._tree.contexts, room)
+        origins = [
+            [(rows[row].cache, rows[row].nodes[layer]) for row in self._tree.leaders(layer)]
+            for layer in range(len(self._tree.nodes))
+        ]
+        self._cache.take(origins, held)
+        for row, nodes in zip(rows, zip(*self._tree.nodes, strict=True), strict=True):
+            row.cache, row.nodes = self._cache, nodes
+
+    def holds(self, rows: Sequence[_Going]) -> bool:
+        """Whether these are the batch's rows, and those whose answers were equal still agree."""
+        return rows == self._rows and len({tuple(row.answer) for row in rows}) == self._different
+
+    def step(self) -> None:
+        """Adds one token to every answer."""
+        inputs, leaves = self._tree.parents[0], self._tree.nodes[-1]
+        last = {inputs[row.nodes[0]]: row.answer[-1] for row in self._rows}
+        new = torch.tensor([[last[number]] for number in range(len(last))])
+        chosen = _choose(self._reader.logits(new, self._cache, keep=1, parents=self._tree.parents))
+        for row, leaf in zip(self._rows, leaves, strict=True):
+            row.answer += chosen[leaf]
+
+
+def _tree(reader: Decoder, contexts: Sequence[ContextKV], inputs: Sequence[int] = ()) -> Tree:
+    return fan_out(contexts, inputs) if reader.shares_contexts else apart(contexts)
 
 
 def _choose(logits: torch.Tensor) -> list[list[int]]:
     """Returns the best token per row and position of `(B, n, vocabulary)` logits, `NOT_FINITE` where there is none."""
     best = logits.argmax(dim=-1)
-    return best.masked_fill(~logits.isfinite().all(dim=-1), NOT_FINITE).tolist()
+    return best.masked_fill(~logits.sum(dim=-1).isfinite(), NOT_FINITE).tolist()
 
 
-def _verified(guess: Sequence[int], draft: Sequence[int], ends: frozenset[int]) -> list[int]:
+def _agreed(chosen: Sequence[int], draft: Sequence[int], ends: frozenset[int]) -> list[int]:
     """Returns the chosen tokens up to the first end token or the first one that differs from the draft."""
     answer: list[int] = []
-    for token, guessed in zip(guess, draft, strict=True):
+    for token, guessed in zip(chosen, draft, strict=True):
         answer.append(token)
         if token in ends or token != guessed:
             break

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
@@ -43,12 +44,8 @@ class _RowsLayer(DynamicLayer):  # type: ignore[misc]
         self._buffers: list[torch.Tensor] = []
         self.device, self.dtype = contexts[0].keys.device, contexts[0].keys.dtype
         self.is_initialized = True
-        rows_of: dict[int, list[int]] = {}
-        for row, kv in enumerate(contexts):
-            rows_of.setdefault(id(kv), []).append(row)
-        self.sources = [
-            (contexts[rows[0]], torch.tensor(rows, device=contexts[rows[0]].keys.device)) for rows in rows_of.values()
-        ]
+        edges = [i for i, kv in enumerate(contexts) if i == 0 or kv is not contexts[i - 1]]
+        self.sources = [(contexts[a], slice(a, b)) for a, b in pairwise([*edges, len(contexts)])]
 
     def get_seq_length(self) -> int:
         return self._contexts[0].keys.shape[-2] + self._length
@@ -71,16 +68,38 @@ class _RowsLayer(DynamicLayer):  # type: ignore[misc]
             torch.cat([torch.cat([kv.values for kv in self._contexts]), values], dim=-2),
         )
 
-    def select(self, rows: Sequence[int], length: int) -> _RowsLayer:
-        """Returns a copy of some rows with their first `length` own tokens."""
-        chosen = _RowsLayer([self._contexts[row] for row in rows], self._room, self._joined)
-        index = torch.tensor(rows, device=self.device)
-        chosen._buffers = [buffer[index] for buffer in self._buffers]
-        chosen._length = length
-        return chosen
+    def take(self, origins: Sequence[tuple[_RowsLayer, int]], length: int) -> None:
+        """Copies the first `length` own tokens of a row of another layer cache, with as much room, for each row."""
+        self._length = length
+        rows_of: dict[_RowsLayer, list[int]] = {}
+        for row, (origin, _) in enumerate(origins):
+            rows_of.setdefault(origin, []).append(row)
+        order = torch.tensor([row for rows in rows_of.values() for row in rows], device=self.device).argsort()
+        for part in range(2):
+            chosen = [
+                origin._buffers[part].index_select(0, torch.tensor([origins[row][1] for row in rows], device=self.device))
+                for origin, rows in rows_of.items()
+            ]
+            self._buffers.append(chosen[0] if len(chosen) == 1 else torch.cat(chosen).index_select(0, order))
 
 
-class RowsCache(DynamicCache):  # type: ignore[misc]
+class AllWritten(Exception):
+    """The last keys and values that a pass is for are written."""
+
+
+class EndingCache(DynamicCache):  # type: ignore[misc]
+    """An empty cache that ends the model's pass once the layer `ends_at` is written, if any."""
+
+    ends_at: int | None = None
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        written = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        if layer_idx == self.ends_at:
+            raise AllWritten
+        return written
+
+
+class RowsCache(EndingCache):
     """A cache of rows that read shared contexts.
 
     Args:
@@ -96,10 +115,10 @@ class RowsCache(DynamicCache):  # type: ignore[misc]
         self._masks: dict[int, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]] = {}
         self.attended: set[int] = set()
 
-    def sources(self, layer: int) -> list[tuple[KV, torch.Tensor]]:
-        """Returns the different contexts of a layer, each with the rows that read it; notes that attention has asked."""
+    def sources(self, layer: int) -> list[tuple[KV, slice]]:
+        """Returns the contexts of a layer, each with the rows side by side that read it; notes that attention has asked."""
         self.attended.add(layer)
-        sources: list[tuple[KV, torch.Tensor]] = self.layers[layer].sources
+        sources: list[tuple[KV, slice]] = self.layers[layer].sources
         return sources
 
     def masks(self, mask: torch.Tensor, own: int) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -110,20 +129,19 @@ class RowsCache(DynamicCache):  # type: ignore[misc]
             self._masks[id(mask)] = (mask, None if context.all() else context, behind)
         return self._masks[id(mask)][1:]
 
-    def select(self, rows: Sequence[Sequence[int]], length: int) -> RowsCache:
-        """Returns a copy of some rows, given for every layer, with their first `length` own tokens."""
-        chosen = RowsCache([], 0, self.joined)
-        chosen.layers = [layer.select(index, length) for layer, index in zip(self.layers, rows, strict=True)]
-        return chosen
+    def take(self, origins: Sequence[Sequence[tuple[RowsCache, int]]], length: int) -> None:
+        """Copies own tokens: for every layer and row, the first `length` of a row of another cache."""
+        for index, (layer, chosen) in enumerate(zip(self.layers, origins, strict=True)):
+            layer.take([(cache.layers[index], row) for cache, row in chosen], length)
 
 
-def empty_cache() -> Cache:
+def empty_cache() -> EndingCache:
     """Returns a cache that holds every token of every layer.
 
     NOTE: made without the model's config on purpose. With it, Transformers drops what a sliding window no longer sees, and the
     layers' caches then differ in length; the window itself is applied by the attention mask either way.
     """
-    return DynamicCache()
+    return EndingCache()
 
 
 def prefilled_cache(context: ContextKV) -> Cache:

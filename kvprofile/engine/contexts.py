@@ -55,5 +55,6 @@ class ContextCaches:
             entering = sender.entering[group.start] if group.start > 0 else None
             rest = LayerRange(group.start, self._receiver.all_layers.stop)
             self._from_start = ()  # freed before the next pass needs the room
-            self._from_start, self._start = self._receiver.recompute(self._token_ids, rest, entering), group.start
+            self._from_start = self._receiver.recompute(self._token_ids, rest, entering, keys_end_it=True)
+            self._start = group.start
         return (*sender.kv[: group.start], *self._from_start[: group.length], *sender.kv[group.stop :])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from kvprofile.engine.attention import NotShareable, sharing
-from kvprofile.engine.cache import KV, ContextKV, RowsCache, empty_cache, read_cache
+from kvprofile.engine.cache import KV, AllWritten, ContextKV, RowsCache, empty_cache, read_cache
 from kvprofile.errors import BadInput, GateFailed, is_out_of_memory
 from kvprofile.layers import LayerRange
 
@@ -66,7 +66,9 @@ class Decoder:
         return kv, entering
 
     @torch.inference_mode()
-    def recompute(self, token_ids: Sequence[int], group: LayerRange, entering: torch.Tensor | None) -> ContextKV:
+    def recompute(
+        self, token_ids: Sequence[int], group: LayerRange, entering: torch.Tensor | None, keys_end_it: bool = False
+    ) -> ContextKV:
         """Runs a context through some layers only.
 
         Args:
@@ -74,12 +76,13 @@ class Decoder:
             group: The layers that run.
             entering: Hidden states entering layer `group.start`, `(1, S, E)`; None for the model's own embeddings, which is
                 right for `group.start == 0` alone.
+            keys_end_it: Whether to stop as soon as the last layer's K/V are there; its attention and MLP serve nobody.
 
         Returns:
             K/V of the layers of `group`, first one first.
         """
         with self._only(group, entering):
-            return self._context_pass(token_ids, group)
+            return self._context_pass(token_ids, group, keys_end_it)
 
     @torch.inference_mode()
     def logits(
@@ -96,25 +99,41 @@ class Decoder:
         Returns:
             `(B, keep, vocabulary)` float32.
         """
-        options: dict[str, Any] = {self._cache_name: cache, "use_cache": True}
-        if self._can_keep:
-            options["logits_to_keep"] = keep
+        # As indices: the rows' last states then lie side by side, and the head is one product.
+        last = torch.arange(token_ids.shape[1] - keep, token_ids.shape[1])
+        options = {"logits_to_keep": last} if self._can_keep else {}
+        logits: torch.Tensor = self._behind(self.model, token_ids, cache, parents, **options).logits
+        return logits[:, -keep:].float()
+
+    @torch.inference_mode()
+    def read(self, token_ids: torch.Tensor, cache: RowsCache, parents: Sequence[Sequence[int]]) -> None:
+        """Runs new tokens behind what the cache holds for the sake of their K/V alone; arguments as for `logits`."""
+        cache.ends_at = len(self.layers) - 1
+        with suppress(AllWritten):
+            self._behind(self.model.base_model, token_ids, cache, parents)
+        cache.ends_at = None
+
+    def _behind(
+        self, model: nn.Module, token_ids: torch.Tensor, cache: Cache, parents: Sequence[Sequence[int]], **options: Any
+    ) -> Any:
         with ExitStack() as stack:
             if isinstance(cache, RowsCache) and not cache.joined:
                 stack.enter_context(sharing(self.model.config, cache))
             if parents:
                 stack.enter_context(self._branching(parents))
-            logits: torch.Tensor = self.model(input_ids=token_ids.to(self.model.device), **options).logits
-        return logits[:, -keep:].float()
+            ids = token_ids.to(self.model.device)
+            return model(input_ids=ids, use_cache=True, **{self._cache_name: cache}, **options)
 
     def rows_cache(self, contexts: Sequence[Sequence[KV]], room: int) -> RowsCache:
         """Returns a cache of rows that read the given contexts, for each layer, with room for more tokens."""
         return RowsCache(contexts, room, joined=not self.shares_contexts)
 
-    def _context_pass(self, token_ids: Sequence[int], group: LayerRange) -> ContextKV:
+    def _context_pass(self, token_ids: Sequence[int], group: LayerRange, keys_end_it: bool = False) -> ContextKV:
         cache = empty_cache()
+        cache.ends_at = group.stop - 1 if keys_end_it else None
         ids = torch.tensor([list(token_ids)], device=self.model.device)
-        self.model.base_model(input_ids=ids, use_cache=True, **{self._cache_name: cache})
+        with suppress(AllWritten):
+            self.model.base_model(input_ids=ids, use_cache=True, **{self._cache_name: cache})
         return read_cache(cache, range(*group), len(token_ids))
 
     @contextmanager

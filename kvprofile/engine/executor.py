@@ -18,7 +18,7 @@ from kvprofile.errors import OUT_OF_MEMORY, OutOfMemory, is_out_of_memory
 from kvprofile.layers import Plan
 from kvprofile.strategies import Reading, Strategy
 
-MOST_PLANS = 128
+MOST_PLANS = 512
 """Plans answered together at most, so that progress moves; memory may allow fewer."""
 
 

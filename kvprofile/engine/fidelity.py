@@ -40,9 +40,11 @@ def fidelity(draft: Draft, logits: torch.Tensor) -> Fidelity | None:
         draft: The answer of full prefill.
         logits: `(n, vocabulary)` of the plan at the draft's positions.
     """
-    if logits.shape != draft.log_probs.shape or not (logits.isfinite() & draft.log_probs.isfinite()).all():
+    if logits.shape != draft.log_probs.shape:
         return None
     log_probs = logits.float().log_softmax(dim=-1)
+    if not (log_probs.sum() + draft.log_probs.sum()).isfinite():
+        return None
     chosen = torch.tensor(draft.token_ids, device=logits.device)
     kl = torch.nn.functional.kl_div(log_probs, draft.log_probs, reduction="batchmean", log_target=True)
     nll = torch.nn.functional.nll_loss(log_probs, chosen)

@@ -26,7 +26,7 @@ def _setting() -> tuple[RowsCache, torch.Tensor, torch.Tensor, torch.Tensor, lis
     pool = [
         KV(_random(1, GROUPS, CONTEXT, WIDTH, seed=s), _random(1, GROUPS, CONTEXT, WIDTH, seed=s + 9)) for s in (1, 2)
     ]
-    rows = [pool[row % 2] for row in range(ROWS)]
+    rows = [pool[row // 3] for row in range(ROWS)]
     query, key, value = (
         _random(ROWS, heads, TOKENS, WIDTH, seed=seed) for heads, seed in ((HEADS, 3), (GROUPS, 4), (GROUPS, 5))
     )
