@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from kvprofile.cost.prefill import ModelShape, kv_bytes_per_token, prefill_flops
+from kvprofile.cost.memory import Lengths, block_bytes, plan_bytes, sample_bytes, starts_bytes
+from kvprofile.cost.prefill import ModelShape, prefill_flops
 from kvprofile.cost.sweep import start_flops, suffix_flops
-from kvprofile.engine.executor import MOST_PLANS
+from kvprofile.engine.executor import MOST_PLANS, MOST_VERIFIED
 from kvprofile.engine.shape import shape_of
 from kvprofile.engine.timing import REPEATS, WARM_UP, matrix_flops_per_second, spread_of_groups
 from kvprofile.layers import LayerRange, grid_union
@@ -24,8 +25,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
 
     The time counts the FLOPs of the prefills that are timed first, of both full prefills, of one pass per start and of the
     suffixes as a tree, at the rate of a matrix product of the model's width. Gates, answers, attention kernels and loading come
-    on top. Memory counts weights, caches and hidden states; activations come on top, and it has not been compared with measured
-    peaks.
+    on top. Memory is the peak of the longest context if nothing is cut into blocks; a sweep takes less where less is there.
 
     Raises:
         BadInput: If recipe, data or models cannot be used.
@@ -38,9 +38,12 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     suffix = int(statistics.median(len(s.suffix_token_ids) for s in samples))
     rate = matrix_flops_per_second(shape.hidden_size, outline.device, outline.model.dtype)
     weights = sum(p.numel() * p.element_size() for p in outline.model.parameters())
-    held = 3 + MOST_PLANS // shape.layers  # contexts' K/V: both models' own, the starts of a block and the next one
-    hidden = shape.layers * shape.hidden_size * shape.bytes_per_value
-    plans = len(grid_union(shape.layers, recipe.granularity))
+    groups = grid_union(shape.layers, recipe.granularity)
+    plans = len(groups)
+    longest = max(s.max_new_tokens for s in samples)
+    lengths = Lengths(max(len(s.context_token_ids) for s in samples), suffix, longest, longest)
+    together = min(plans, MOST_PLANS)
+    held = sample_bytes(shape, lengths) + starts_bytes(shape, lengths, groups) + together * plan_bytes(shape, lengths)
     metrics = sum(len(part.metrics) for part in parts)
     rows = plans * sum(len(part.metrics) * len(part.records) for part in parts)
     return {
@@ -61,7 +64,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
             }
             for units in dict.fromkeys([*((unit,) for unit in recipe.granularity), recipe.granularity])
         ],
-        "memory_bytes": 2 * weights + tokens * (held * kv_bytes_per_token(shape, shape.layers) + hidden),
+        "memory_bytes": 2 * weights + held + block_bytes(shape, lengths, MOST_VERIFIED, together),
         "disk_bytes": rows * _BYTES_PER_MEASUREMENT
         + plans * metrics * _BYTES_PER_PLAN
         + sum(len(s.context_token_ids) for s in samples) * _BYTES_PER_TOKEN,

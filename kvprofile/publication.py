@@ -19,6 +19,7 @@ from kvprofile.analysis.choice import REFERENCE_ARMS
 from kvprofile.analysis.profile_table import PlanCost, Source, build_profile_rows
 from kvprofile.cost.prefill import ModelShape, e_bytes_per_token, kv_bytes_per_token, prefill_flops
 from kvprofile.cost.timing import Timing
+from kvprofile.engine.gates import Numerics
 from kvprofile.engine.shape import shape_of
 from kvprofile.engine.timing import WARM_UP
 from kvprofile.errors import Interrupted
@@ -33,8 +34,8 @@ from kvprofile.store.schema import FORMAT_VERSION, SAMPLES
 from kvprofile.store.writer import write_table
 
 
-def write_profile(run: Run, timings: Sequence[Timing], folder: Path, version: int) -> None:
-    """Writes all files of version `version` into `folder`, from the run's parts and measured times."""
+def write_profile(run: Run, numerics: Numerics, timings: Sequence[Timing], folder: Path, version: int) -> None:
+    """Writes all files of version `version` into `folder`, from the run's parts, its gates and measured times."""
     header = _header(run, version)
     parts = []
     for sample in run.samples:
@@ -64,6 +65,7 @@ def write_profile(run: Run, timings: Sequence[Timing], folder: Path, version: in
         "transformers": transformers.__version__,
         "device": header["device"],
         "attention": header["attention"],
+        "numerics": numerics._asdict(),
         "prefill_warm_up_runs": WARM_UP,
         "prefill_timings": [timing.as_dict() for timing in timings],
         "boundary_moved": sum(s.boundary_moved for s in run.samples),

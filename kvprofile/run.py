@@ -17,6 +17,7 @@ import transformers
 from kvprofile.analysis.profile_table import Source
 from kvprofile.data.prompts import Sample, build_sample, task_of
 from kvprofile.data.records import Dataset, Record, choose, load_dataset
+from kvprofile.engine.budget import MemoryBudget
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.executor import Question, Readers
@@ -70,6 +71,7 @@ class Run:
     end_ids: frozenset[int]
     identity: str
     work: Path
+    budget: MemoryBudget
 
     def question(self, sample: Sample) -> Question:
         return Question(sample.suffix_token_ids, sample.max_new_tokens, self.end_ids)
@@ -81,8 +83,14 @@ class Run:
         return self.work / f"{json_sha256([sample.task, sample.dataset, sample.sample_id])[:24]}.parquet"
 
 
-def prepare(recipe: Recipe, out: Path, progress: Progress) -> Run:
+def prepare(recipe: Recipe, out: Path, progress: Progress, memory_limit: int | None = None) -> Run:
     """Loads data and models, checks that they fit, and names the run.
+
+    Args:
+        recipe: What to measure.
+        out: The store.
+        progress: Who is told.
+        memory_limit: Bytes that the process may hold on the receiver's device; None for what is free.
 
     Raises:
         BadInput: If the recipe, its data, its models or the store cannot be used.
@@ -121,6 +129,7 @@ def prepare(recipe: Recipe, out: Path, progress: Progress) -> Run:
         end_ids=end_ids,
         identity=identity,
         work=folder / f"run-{identity[:16]}",
+        budget=MemoryBudget(receiver.device, memory_limit),
     )
 
 

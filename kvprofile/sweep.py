@@ -16,7 +16,7 @@ from kvprofile.cost.timing import Timing
 from kvprofile.data.prompts import Sample
 from kvprofile.engine.executor import Answer, answer_plans
 from kvprofile.engine.fidelity import Fidelity
-from kvprofile.engine.gates import check_gates
+from kvprofile.engine.gates import Numerics, check_gates
 from kvprofile.engine.timing import spread_of_groups, time_prefills
 from kvprofile.errors import Interrupted
 from kvprofile.layers import PLAN_COLUMNS
@@ -30,19 +30,19 @@ from kvprofile.store.writer import publish, write_table
 _LOCK = "lock"
 
 
-def sweep(recipe: Recipe, out: Path, progress: Progress) -> Path:
+def sweep(recipe: Recipe, out: Path, progress: Progress, memory_limit: int | None = None) -> Path:
     """Measures every plan on every sample and returns the folder of the published profile.
 
-    A run of the same identity that was cut off is taken up where it stood.
+    A run of the same identity that was cut off is taken up where it stood; the memory limit is no part of it.
 
     Raises:
         BadInput: If the recipe, its data or its models cannot be used.
         GateFailed: If the engine is not exact on this pair.
         Interrupted: If another process runs the same sweep.
     """
-    run = prepare(recipe, out, progress)
+    run = prepare(recipe, out, progress, memory_limit)
     with _alone(run.work):
-        timings = _gates_and_timings(run, progress)
+        checked = _gates_and_timings(run, progress)
         open_samples = [sample for sample in run.samples if read_part(run, sample) is None]
         progress.begin(len(run.samples), len(run.plans), len(run.samples) - len(open_samples))
         for sample in open_samples:
@@ -51,7 +51,7 @@ def sweep(recipe: Recipe, out: Path, progress: Progress) -> Path:
             progress.sample_done()
             if failed := part["status"].to_pylist().count("error"):
                 progress.say(f'{failed} of {len(part)} scores of "{sample.sample_id}" failed; kvprofile show tells why')
-        folder = publish(run.work.parent, lambda temporary, version: write_profile(run, timings, temporary, version))
+        folder = publish(run.work.parent, lambda temporary, version: write_profile(run, *checked, temporary, version))
         for path in run.work.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -72,25 +72,39 @@ def _alone(work: Path) -> Iterator[None]:
         ) from None
 
 
-def _gates_and_timings(run: Run, progress: Progress) -> list[Timing]:
+class _Checked(NamedTuple):
+    """What is measured once per run, before the first sample."""
+
+    numerics: Numerics
+    timings: list[Timing]
+
+
+def _gates_and_timings(run: Run, progress: Progress) -> _Checked:
     """Checks the gates and times some prefills on the sample of median length, once per run."""
-    kept = run.work / "timings.json"
+    kept = run.work / "checked.json"
     try:
-        return [Timing.from_dict(held) for held in json.loads(kept.read_text("utf-8"))]
+        held = json.loads(kept.read_text("utf-8"))
+        return _Checked(Numerics(**held["numerics"]), [Timing.from_dict(timing) for timing in held["timings"]])
     except (OSError, ValueError, TypeError, KeyError):  # not there, or torn by a crash of the machine: measured again
         pass
     progress.say("checking that the engine is exact on this pair")
     sample = sorted(run.samples, key=lambda s: len(s.context_token_ids))[len(run.samples) // 2]
     caches = run.caches(sample)
-    check_gates(run.readers, caches, sample.context_token_ids, run.question(sample))
+    numerics = check_gates(run.readers, caches, sample.context_token_ids, run.question(sample))
+    if numerics.parted:
+        progress.say(
+            f"in {run.receiver.dtype}, {numerics.parted} of {numerics.compared} plans part from one plan at a time "
+            f"(logits up to {numerics.largest_margin:.3g} apart, equal computations up to {numerics.noise:.3g})"
+        )
     progress.say(f"timing prefills of {len(sample.context_token_ids)} tokens")
     groups = [plan.range for plan in run.plans if plan.range]
     spread = spread_of_groups(groups, len(run.readers.receiver.layers))
     timings = time_prefills(run.readers.receiver, caches.sender_capture, spread)
     temporary = kept.with_suffix(".tmp")
-    temporary.write_text(json.dumps([timing.as_dict() for timing in timings]), "utf-8")
+    document = {"numerics": numerics._asdict(), "timings": [timing.as_dict() for timing in timings]}
+    temporary.write_text(json.dumps(document), "utf-8")
     temporary.replace(kept)
-    return timings
+    return _Checked(numerics, timings)
 
 
 class _Scored(NamedTuple):
@@ -111,6 +125,7 @@ def _measure(run: Run, sample: Sample, progress: Progress) -> pa.Table:
         run.strategies,
         progress.plans_done,
         progress.say,
+        run.budget,
     )
     metrics = next(p.metrics for p in run.parts if p.key == (sample.task, sample.dataset))
     scored = [_score(run, sample, answer, metrics) for answer in answers]

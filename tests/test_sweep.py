@@ -9,6 +9,7 @@ import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -121,7 +122,7 @@ def test_a_readable_part_that_is_not_the_samples_is_measured_again(
     one, other, *_ = sorted(tmp_path.glob("*/run-*/*.parquet"))
     held = {"no rows": (one, 0), "some rows": (one, 3), "another sample's": (other, None)}[fault]
     pq.write_table(pq.read_table(held[0]).slice(0, held[1]), one)
-    (one.parent / "timings.json").write_text("[", "utf-8")  # torn as well: measured anew
+    (one.parent / "checked.json").write_text("[", "utf-8")  # torn as well: measured anew
     told = Silent()
     folder = sweep(recipe, tmp_path, told)
     assert (told.resumed, told.measured) == (RECORDS - 1, 1)
@@ -143,6 +144,27 @@ def test_block_size_does_not_move_the_scores(
     monkeypatch.setattr(executor, "MOST_PLANS", 1)
     folder = sweep(load_recipe(str(pair)), tmp_path, Silent())
     assert_same_scores(folder, profile)
+
+
+def test_a_memory_limit_cuts_blocks_and_moves_no_score(
+    pair: Path, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, blocks = executor._answer_block, []
+
+    def counting(readers: object, readings: list[object], *rest: object) -> object:
+        blocks.append(len(readings))
+        return real(readers, readings, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(executor, "_answer_block", counting)
+    held = psutil.Process().memory_info().rss
+    folder = sweep(load_recipe(str(pair)), tmp_path, Silent(), held + 1_000_000)
+    assert max(blocks) < len(load(folder).rows)
+    assert_same_scores(folder, profile)
+
+
+def test_a_memory_limit_below_what_the_models_take_is_refused(pair: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--memory-limit"):
+        sweep(load_recipe(str(pair)), tmp_path, Silent(), 1000)
 
 
 def test_out_of_memory_halves_the_block(

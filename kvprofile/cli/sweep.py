@@ -10,6 +10,7 @@ import typer
 
 from kvprofile.cli.options import recipe_with
 from kvprofile.cli.output import JsonFlag, log, out, print_json
+from kvprofile.errors import BadInput
 from kvprofile.report.text import duration, print_line
 
 
@@ -31,6 +32,9 @@ def sweep(
     attention: Annotated[str | None, typer.Option(help="auto, or Transformers' name of the attention kernel.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the choice of records and of the bootstrap.")] = None,
     no_text: Annotated[bool, typer.Option("--no-text", help="Store no texts and no token ids.")] = False,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Most memory on the device, such as 12GB; what is free if not said.")
+    ] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Let a checkpoint bring code that is run.")] = False,
     store: Annotated[Path, typer.Option("--out", help="Store of profiles.")] = Path("outputs"),
     as_json: JsonFlag = False,
@@ -57,11 +61,20 @@ def sweep(
         "trust_remote_code": True if trust_remote_code else None,
     }
     with _Display() as display:
-        folder = run(recipe_with(recipe, options), store, display)
+        folder = run(recipe_with(recipe, options), store, display, _bytes(memory_limit))
     if as_json:
         print_json({"profile": str(folder)})
     else:
         print_line(out(), str(folder))
+
+
+def _bytes(size: str | None) -> int | None:
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(ByteSize | None).validate_python(size)
+    except ValidationError as error:
+        raise BadInput(f'--memory-limit "{size}" is not a size; write 12GB or 800MB') from error
 
 
 class _Display:

@@ -19,6 +19,8 @@ class ModelShape(NamedTuple):
         hidden_size: E.
         windows: Per layer, how many tokens a token sees, itself included; None for all before it.
         bytes_per_value: Of cached numbers and hidden states.
+        widest: Largest width inside a layer, which is the MLP's as a rule.
+        vocabulary: V.
     """
 
     linear_parameters: tuple[int, ...]
@@ -29,6 +31,8 @@ class ModelShape(NamedTuple):
     hidden_size: int
     windows: tuple[int | None, ...]
     bytes_per_value: int
+    widest: int
+    vocabulary: int
 
     @property
     def layers(self) -> int:

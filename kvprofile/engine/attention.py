@@ -21,8 +21,11 @@ _NAME = "kvprofile_rows"
 _SCORES = 1 << 22
 """Attention scores held at a time."""
 
-_FUSED = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-"""PyTorch's kernel that also returns the log-sum-exp; the public `scaled_dot_product_attention` keeps it to itself."""
+_KERNELS: dict[str, Any] = {
+    "cpu": getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None),
+    "cuda": getattr(torch.ops.aten, "_scaled_dot_product_flash_attention", None),
+}
+"""PyTorch's kernels that also return the log-sum-exp; the public `scaled_dot_product_attention` keeps it to itself."""
 
 _NO_EFFECT = {"dropout", "is_causal", "sliding_window", "position_ids", "cache_position", "use_cache", "return_dict"}
 """Arguments that change nothing here: inference has no dropout; the mask holds the causal order and any window."""
@@ -100,12 +103,13 @@ def _attention(
     cache = _cache.get()
     rows, heads, tokens, width = query.shape
     groups = key.shape[1]
-    query = query.reshape(rows, groups, heads // groups, tokens, width) * (width**-0.5 if scaling is None else scaling)
+    query = query.reshape(rows, groups, heads // groups, tokens, width)
+    scale = width**-0.5 if scaling is None else scaling
     context_mask, own_mask = cache.masks(attention_mask, key.shape[-2])
-    segments = [_attend_apart(query, KV(key, value), own_mask, softcap)]
+    segments = [_attend_apart(query, KV(key, value), own_mask, scale, softcap)]
     sources = [(_expanded(module, kv, key), at) for kv, at in cache.sources(layer)]
     if sources[0][0].keys.shape[-2]:
-        parts = [_attend_together(query[at], kv, context_mask, softcap) for kv, at in sources]
+        parts = [_attend_together(query[at], kv, context_mask, scale, softcap) for kv, at in sources]
         segments.append(_Part(*map(torch.cat, zip(*parts, strict=True))))
     output = _merge(segments, None if s_aux is None else s_aux.float().view(groups, heads // groups, 1))
     return output.to(value.dtype).flatten(1, 2).transpose(1, 2), None
@@ -120,49 +124,54 @@ def _expanded(module: Any, kv: KV, own: torch.Tensor) -> KV:
     return KV(*module.expand_kv(*kv))
 
 
-def _attend_together(query: torch.Tensor, kv: KV, mask: torch.Tensor | None, softcap: float | None) -> _Part:
+def _attend_together(
+    query: torch.Tensor, kv: KV, mask: torch.Tensor | None, scale: float, softcap: float | None
+) -> _Part:
     """All rows `(B, G, R, T, D)` over one context `(1, G, S, D)`."""
     rows, groups, repeats, tokens, _ = query.shape
     shape = groups, rows, repeats, tokens
     stacked = query.transpose(0, 1).reshape(1, groups, rows * repeats * tokens, -1)
-    if mask is None and softcap is None and _fused(stacked, kv):
-        output, lse = _FUSED(stacked, *kv, scale=1.0)
+    if mask is None and softcap is None and (fused := _fused(stacked, kv)):
+        output, lse = fused(stacked, *kv, scale=scale)[:2]
         return _Part(output.view(*shape, -1).transpose(0, 1).float(), lse.view(shape).transpose(0, 1))
+    keys, values = kv.keys[0].float().transpose(-1, -2), kv.values[0].float()
     parts = []
-    step = max(1, _SCORES // (groups * repeats * tokens * kv.keys.shape[-2]))
+    step = max(1, _SCORES // (groups * repeats * tokens * keys.shape[-1]))
     for part in torch.split(stacked[0].view(*shape, -1), step, dim=1):
-        scores = part.flatten(1, 3) @ kv.keys[0].transpose(-1, -2)
-        weights, total, lse = _weights(scores.view(*part.shape[:-1], -1), mask, softcap)
-        output = weights.flatten(1, 3).to(kv.values.dtype) @ kv.values[0]
-        parts.append(_Part(output.float().view(*part.shape[:-1], -1) / total, lse))
+        scores = part.flatten(1, 3).float() @ keys
+        weights, total, lse = _weights(scores.view(*part.shape[:-1], -1), mask, scale, softcap)
+        output = weights.flatten(1, 3) @ values
+        parts.append(_Part(output.view(*part.shape[:-1], -1) / total, lse))
     return _Part(*(torch.cat(each, dim=1).transpose(0, 1) for each in zip(*parts, strict=True)))
 
 
-def _attend_apart(query: torch.Tensor, kv: KV, mask: torch.Tensor | None, softcap: float | None) -> _Part:
+def _attend_apart(query: torch.Tensor, kv: KV, mask: torch.Tensor | None, scale: float, softcap: float | None) -> _Part:
     """Every row `(B, G, R, T, D)` over its own tokens `(B, G, n, D)`."""
     step = max(1, _SCORES // (query[0, ..., 0].numel() * kv.keys.shape[-2]))
     parts = []
     for part, keys, values in zip(*(torch.split(whole, step) for whole in (query, *kv)), strict=True):
-        scores = part.flatten(2, 3) @ keys.transpose(-1, -2)
-        weights, total, lse = _weights(scores.view(*part.shape[:-1], -1), mask, softcap)
-        output = weights.flatten(2, 3).to(values.dtype) @ values
-        parts.append(_Part(output.float().view(*part.shape[:-1], -1) / total, lse))
+        scores = part.flatten(2, 3).float() @ keys.float().transpose(-1, -2)
+        weights, total, lse = _weights(scores.view(*part.shape[:-1], -1), mask, scale, softcap)
+        output = weights.flatten(2, 3) @ values.float()
+        parts.append(_Part(output.view(*part.shape[:-1], -1) / total, lse))
     return _Part(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def _fused(query: torch.Tensor, kv: KV) -> bool:
-    """Whether the fused kernel computes this."""
-    return _FUSED is not None and query.device.type == "cpu" and query.shape[-1] == kv.values.shape[-1]
+def _fused(query: torch.Tensor, kv: KV) -> Any:
+    """Returns the device's kernel if it computes this, else None."""
+    kernel = _KERNELS.get(query.device.type)
+    half_only = query.device.type == "cuda" and query.dtype == torch.float32
+    return None if half_only or query.shape[-1] != kv.values.shape[-1] else kernel
 
 
 def _weights(
-    scores: torch.Tensor, mask: torch.Tensor | None, softcap: float | None
+    scores: torch.Tensor, mask: torch.Tensor | None, scale: float, softcap: float | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns exponentials of `(…, T, n)` scores, a divisor for their sum, and the scores' log-sum-exp.
+    """Returns exponentials of `(…, T, n)` scaled scores, a divisor for their sum, and the scores' log-sum-exp.
 
     Where a window hides everything, the exponentials are 0 and the log-sum-exp is -inf.
     """
-    scores = scores.float()
+    scores = scores.mul_(scale)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:

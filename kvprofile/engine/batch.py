@@ -16,9 +16,6 @@ from kvprofile.engine.tree import Tree, apart, fan_out
 NOT_FINITE = -1
 """Stands for a token that could not be chosen, since the logits were not finite; such an answer ends there."""
 
-VERIFIED_TOGETHER = 64
-"""Rows of one verifying pass: larger passes were no faster and need more memory."""
-
 
 class Row(NamedTuple):
     """The answer of one row, and how close it stays to the draft."""
@@ -35,25 +32,31 @@ class _Going:
         context: What it reads.
         answer: Its tokens so far.
         fidelity: To the draft.
-        cache: Where its own tokens are kept.
+        cache: Where its own tokens are kept; None once the answer has ended.
         nodes: For every layer, its row in `cache`.
     """
 
     context: ContextKV
     answer: list[int]
     fidelity: Fidelity | None
-    cache: RowsCache
+    cache: RowsCache | None
     nodes: tuple[int, ...]
+
+    def own(self, layer: int) -> tuple[RowsCache, int]:
+        """Returns where the row's own tokens of a layer are kept."""
+        assert self.cache is not None
+        return self.cache, self.nodes[layer]
 
 
 @torch.inference_mode()
 def greedy_rows(
     reader: Decoder,
     contexts: Sequence[ContextKV],
-    suffix: Sequence[int],
     draft: Draft,
+    suffix: Sequence[int],
     max_new_tokens: int,
     end_ids: frozenset[int],
+    together: int,
 ) -> list[Row]:
     """Returns the greedy answer of every row: the ids that `reference.greedy` gives one at a time.
 
@@ -64,19 +67,23 @@ def greedy_rows(
     Args:
         reader: The model that answers.
         contexts: B contexts of S tokens each; what two of them share must be the same object.
-        suffix: T token ids, the same for all rows.
         draft: A guess of the answer.
+        suffix: T token ids, the same for all rows.
         max_new_tokens: Limit on the answer.
         end_ids: An answer ends with the first of these, which is its last id.
+        together: Rows of one verifying pass.
     """
     ends = end_ids | {NOT_FINITE}
     room = len(suffix) + max_new_tokens
     rows: list[_Going] = []
-    for first in range(0, len(contexts), VERIFIED_TOGETHER):
-        rows += _verify(reader, contexts[first : first + VERIFIED_TOGETHER], suffix, draft, room, ends)
+    for first in range(0, len(contexts), together):
+        rows += _verify(reader, contexts[first : first + together], suffix, draft, room, ends)
     batch: _Batch | None = None
     for length in range(1, max_new_tokens):
-        going = [row for row in rows if len(row.answer) == length and row.answer[-1] not in ends]
+        for row in rows:
+            if row.answer[-1] in ends:
+                row.cache = None  # else it would outlive its other rows
+        going = [row for row in rows if len(row.answer) == length and row.cache is not None]
         if going:
             if batch is None or not batch.holds(going):
                 batch = _Batch(reader, going, len(suffix) + length - 1, room)
@@ -123,8 +130,7 @@ class _Batch:
         self._different = len(answers)
         self._cache = reader.rows_cache(self._tree.contexts, room)
         origins = [
-            [(rows[row].cache, rows[row].nodes[layer]) for row in self._tree.leaders(layer)]
-            for layer in range(len(self._tree.nodes))
+            [rows[row].own(layer) for row in self._tree.leaders(layer)] for layer in range(len(self._tree.nodes))
         ]
         self._cache.take(origins, held)
         for row, nodes in zip(rows, zip(*self._tree.nodes, strict=True), strict=True):

@@ -77,7 +77,9 @@ class _RowsLayer(DynamicLayer):  # type: ignore[misc]
         order = torch.tensor([row for rows in rows_of.values() for row in rows], device=self.device).argsort()
         for part in range(2):
             chosen = [
-                origin._buffers[part].index_select(0, torch.tensor([origins[row][1] for row in rows], device=self.device))
+                origin._buffers[part].index_select(
+                    0, torch.tensor([origins[row][1] for row in rows], device=self.device)
+                )
                 for origin, rows in rows_of.items()
             ]
             self._buffers.append(chosen[0] if len(chosen) == 1 else torch.cat(chosen).index_select(0, order))
@@ -92,7 +94,9 @@ class EndingCache(DynamicCache):  # type: ignore[misc]
 
     ends_at: int | None = None
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> Any:
         written = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         if layer_idx == self.ends_at:
             raise AllWritten

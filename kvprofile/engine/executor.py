@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import psutil
 import torch
 
+from kvprofile.cost.memory import Lengths, block_bytes, plan_bytes, sample_bytes, verifying_bytes
+from kvprofile.cost.prefill import kv_bytes_per_token
 from kvprofile.engine.batch import NOT_FINITE, Row, greedy_rows
+from kvprofile.engine.budget import MemoryBudget
 from kvprofile.engine.cache import ContextKV, prefilled_cache
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.fidelity import Draft, Fidelity
 from kvprofile.engine.reference import greedy
+from kvprofile.engine.shape import shape_of
 from kvprofile.errors import OUT_OF_MEMORY, OutOfMemory, is_out_of_memory
 from kvprofile.layers import Plan
 from kvprofile.strategies import Reading, Strategy
 
 MOST_PLANS = 512
-"""Plans answered together at most, so that progress moves; memory may allow fewer."""
+"""Plans answered together at most; memory may allow fewer."""
+
+MOST_VERIFIED = 128
+"""Rows of one verifying pass at most: more were no faster (`benchmarks/sweep_speed.py`)."""
 
 
 class Answer(NamedTuple):
@@ -54,6 +60,7 @@ def answer_plans(
     strategies: Mapping[str, Strategy],
     done: Callable[[int], None] = lambda plans: None,
     say: Callable[[str], None] = lambda remark: None,
+    budget: MemoryBudget | None = None,
 ) -> Iterator[Answer]:
     """Yields the greedy answer of every plan, in the order of the plans.
 
@@ -67,15 +74,24 @@ def answer_plans(
         strategies: By name.
         done: Called with the number of plans just answered.
         say: Called with remarks for the user.
+        budget: What memory may be taken; all that is free if None.
 
     Raises:
         OutOfMemory: If not even one plan at a time fits.
     """
+    room = (budget or MemoryBudget(readers.receiver.model.device)).room()
     draft = _draft(readers.receiver, caches.receiver_kv, question)
-    room = _free_bytes(readers.receiver) // 2
-    per_plan = _bytes_per_plan(readers.receiver, caches.receiver_kv, question, len(draft.token_ids))
-    for block, readings in _blocks(caches, plans, strategies, room, per_plan):
-        for plan, row in zip(block, _answer(readers, readings, question, draft, say), strict=True):
+    shape = shape_of(readers.receiver.model)
+    context = caches.receiver_kv[0].keys.shape[-2]
+    lengths = Lengths(context, len(question.suffix), question.max_new_tokens, len(draft.token_ids))
+    room -= sample_bytes(shape, lengths)
+    rows = max(n for n in range(1, MOST_VERIFIED + 1) if n == 1 or verifying_bytes(shape, lengths, n) <= room // 4)
+    room -= block_bytes(shape, lengths, rows, min(MOST_PLANS, len(plans)))
+    room -= context * kv_bytes_per_token(
+        shape, shape.layers
+    )  # the start after the block's is there before the block is answered
+    for block, readings in _blocks(caches, plans, strategies, room, plan_bytes(shape, lengths)):
+        for plan, row in zip(block, _answer(readers, readings, question, draft, rows, say), strict=True):
             yield _checked(plan, row)
         done(len(block))
 
@@ -83,17 +99,18 @@ def answer_plans(
 def _blocks(
     caches: ContextCaches, plans: Sequence[Plan], strategies: Mapping[str, Strategy], room: int, per_plan: int
 ) -> Iterator[tuple[list[Plan], list[Reading]]]:
-    """Yields plans with their contexts, as many at a time as `room` bytes hold."""
+    """Yields plans with their contexts, as many at a time as `room` bytes hold beside what the sample holds anyway."""
+    whole = {id(kv) for kv in (*caches.sender_capture.kv, *caches.receiver_kv)}
     block: list[Plan] = []
     readings: list[Reading] = []
     held: dict[int, int] = {}
     for plan in plans:
         reading = strategies[plan.strategy].read(caches, plan)
-        held |= {id(kv): sum(part.nbytes for part in kv) for kv in reading.context}
+        added = {id(kv): sum(part.nbytes for part in kv) for kv in reading.context if id(kv) not in whole}
+        held |= added
         if block and (len(block) == MOST_PLANS or sum(held.values()) + (len(block) + 1) * per_plan > room):
             yield block, readings
-            block, readings = [], []
-            held = {id(kv): sum(part.nbytes for part in kv) for kv in reading.context}
+            block, readings, held = [], [], added
         block.append(plan)
         readings.append(reading)
     if block:
@@ -101,11 +118,16 @@ def _blocks(
 
 
 def _answer(
-    readers: Readers, readings: Sequence[Reading], question: Question, draft: Draft, say: Callable[[str], None]
+    readers: Readers,
+    readings: Sequence[Reading],
+    question: Question,
+    draft: Draft,
+    together: int,
+    say: Callable[[str], None],
 ) -> list[Row]:
     """Answers a block of plans; out of memory, one half of it after the other."""
     try:
-        return _answer_block(readers, readings, question, draft)
+        return _answer_block(readers, readings, question, draft, together)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -113,7 +135,8 @@ def _answer(
             raise OutOfMemory(OUT_OF_MEMORY) from error
     half = len(readings) // 2
     say(f"out of memory, going on with {len(readings) - half} plans at a time")
-    return [row for part in (readings[:half], readings[half:]) for row in _answer(readers, part, question, draft, say)]
+    parts = readings[:half], readings[half:]
+    return [row for part in parts for row in _answer(readers, part, question, draft, min(together, len(part)), say)]
 
 
 def _draft(reader: Decoder, context: ContextKV, question: Question) -> Draft:
@@ -124,7 +147,9 @@ def _draft(reader: Decoder, context: ContextKV, question: Question) -> Draft:
     return Draft(token_ids, logits.log_softmax(dim=-1))
 
 
-def _answer_block(readers: Readers, readings: Sequence[Reading], question: Question, draft: Draft) -> list[Row]:
+def _answer_block(
+    readers: Readers, readings: Sequence[Reading], question: Question, draft: Draft, together: int
+) -> list[Row]:
     answers: dict[int, Row] = {}
     alike: dict[tuple[bool, int], list[int]] = {}
     for row, reading in enumerate(readings):
@@ -132,7 +157,7 @@ def _answer_block(readers: Readers, readings: Sequence[Reading], question: Quest
     for (by_sender, _), rows in alike.items():
         reader = readers.sender if by_sender else readers.receiver
         contexts = [readings[row].context for row in rows]
-        answers |= zip(rows, greedy_rows(reader, contexts, question.suffix, draft, *question[1:]), strict=True)
+        answers |= zip(rows, greedy_rows(reader, contexts, draft, *question, together), strict=True)
     return [answers[row] for row in range(len(readings))]
 
 
@@ -140,16 +165,3 @@ def _checked(plan: Plan, row: Row) -> Answer:
     if row.token_ids[-1] == NOT_FINITE:
         return Answer(plan, None, error=f"the logits of answer token {len(row.token_ids)} are not finite")
     return Answer(plan, *row)
-
-
-def _free_bytes(reader: Decoder) -> int:
-    device = reader.model.device
-    return int(torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available)
-
-
-def _bytes_per_plan(reader: Decoder, context: ContextKV, question: Question, draft_tokens: int) -> int:
-    """Returns what a plan holds beside its context: K/V of its own tokens (twice while rows are selected) and logits."""
-    tokens = len(question.suffix) + question.max_new_tokens
-    per_token = sum(part.shape[1] * part.shape[3] * part.element_size() for kv in context for part in kv)
-    logits = 2 * 4 * draft_tokens * reader.model.config.get_text_config(decoder=True).vocab_size
-    return int(2 * tokens * per_token + logits)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -18,9 +20,33 @@ from kvprofile.strategies import load_all
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 """Largest difference allowed between equal computations in another order, relative to the largest magnitude."""
 
+_COMPARED_IN_HALF = 16
+"""Groups compared with the reference executor in half precision, where some may part."""
 
-def check_gates(readers: Readers, caches: ContextCaches, token_ids: Sequence[int], question: Question) -> None:
+
+class Numerics(NamedTuple):
+    """How far rounding moves logits and answers on this pair.
+
+    Attributes:
+        noise: Largest difference of a logit between equal computations in another order: plain decoding and the receiver's own
+            cache injected, and, of a plan that parts, its suffix read at once and token by token. 0 in float32.
+        compared: Plans whose answers were compared with the reference executor's.
+        parted: Those that gave other tokens, each from a near tie on: two logits no further apart than twice the noise. With
+            experts, rounding may also route a token otherwise, and the two may be further apart.
+        largest_margin: How far apart they were at most, at the first difference; None if none parted.
+    """
+
+    noise: float
+    compared: int
+    parted: int
+    largest_margin: float | None
+
+
+def check_gates(readers: Readers, caches: ContextCaches, token_ids: Sequence[int], question: Question) -> Numerics:
     """Runs every gate on one sample.
+
+    In float32 the sweep's tokens must be the reference executor's; in half precision they may part at a near tie, and where a
+    mixture of experts routes a token otherwise.
 
     Args:
         readers: The pair.
@@ -35,9 +61,9 @@ def check_gates(readers: Readers, caches: ContextCaches, token_ids: Sequence[int
     tolerance = _TOLERANCE.get(receiver.model.dtype, 1e-3)
     layers = receiver.all_layers
 
-    suffix = torch.tensor([list(question.suffix)])
-    plain = receiver.logits(torch.tensor([[*token_ids, *question.suffix]]), empty_cache(), keep=1)
-    injected = receiver.logits(suffix, prefilled_cache(caches.receiver_kv), keep=1)
+    suffix, behind = torch.tensor([list(question.suffix)]), len(question.suffix)
+    plain = receiver.logits(torch.tensor([[*token_ids, *question.suffix]]), empty_cache(), keep=behind)
+    injected = receiver.logits(suffix, prefilled_cache(caches.receiver_kv), keep=behind)
     if not plain.isfinite().all():
         raise GateFailed("the receiver's logits are not finite; check its weights and dtype")
     if not all(part.isfinite().all() for kv in caches.sender_capture.kv for part in kv):
@@ -57,30 +83,64 @@ def check_gates(readers: Readers, caches: ContextCaches, token_ids: Sequence[int
             _require(ours.keys, whole.keys, tolerance, otherwise)
             _require(ours.values, whole.values, tolerance, otherwise)
 
-    third = max(1, layers.stop // 3)
-    groups = [(0, third), (third, third + 1), (third, layers.stop)]
-    contexts = {Plan("full_reuse"): caches.sender_capture.kv} | {
-        Plan("layer_group", group): partial_prefill(receiver, caches.sender_capture, group)
-        for group in (LayerRange(start, stop) for start, stop in groups if start < stop <= layers.stop)
-    }
-    for answer in answer_plans(readers, caches, question, list(contexts), load_all()):
-        _require_reference(receiver, contexts[answer.plan], question, answer)
+    exact, routes = receiver.model.dtype == torch.float32, _has_experts(receiver)
+    plans = _plans(layers.stop, 3 if exact else _COMPARED_IN_HALF)
+    rounding = torch.finfo(receiver.model.dtype).eps * plain.abs().max()
+    noise = 0.0 if exact else max((plain - injected).abs().max(), rounding).item()
+    margins = []
+    answers = list(answer_plans(readers, caches, question, plans, load_all()))
+    for answer in answers:
+        group = answer.plan.range or LayerRange(0, 0)
+        context = partial_prefill(receiver, caches.sender_capture, group) if group.length else caches.sender_capture.kv
+        parting = _parting(receiver, context, question, answer)
+        if parting is None:
+            continue
+        noise = max(noise, parting.noise)
+        margins.append(parting.margin)
+        if not (parting.margin <= 2 * noise or (routes and not exact and parting.margin < math.inf)):
+            where = f" {describe(answer.plan.range, layers.stop)}" if answer.plan.range else ""
+            raise GateFailed(
+                f"{answer.plan.strategy}{where} gives other tokens in the sweep than one plan at a time (the two logits are "
+                f"{parting.margin:.3g} apart, equal computations up to {noise:.3g}); this architecture or kernel is not supported"
+            )
+    return Numerics(noise, len(answers), len(margins), max(margins, default=None))
 
 
-def _require_reference(receiver: Decoder, context: ContextKV, question: Question, answer: Answer) -> None:
-    """In float32 the sweep's tokens are the reference executor's; in half precision they may part at a near tie."""
+def _has_experts(model: Decoder) -> bool:
+    """Whether rounding may send a token to another expert, which moves its logits by far more than rounding does."""
+    return bool(getattr(model.model.config.get_text_config(decoder=True), "num_experts_per_tok", None))
+
+
+def _plans(layers: int, count: int) -> list[Plan]:
+    """Returns full reuse and about `count` groups, spread over starts and lengths, by start."""
+    starts = sorted({i * layers // count for i in range(count)})
+    stops = [min(layers, 2 * start + 1) for start in starts]
+    return [Plan("full_reuse"), *(Plan("layer_group", LayerRange(*edges)) for edges in zip(starts, stops, strict=True))]
+
+
+class _Parting(NamedTuple):
+    """Where an answer leaves the reference executor's: how far apart this finds the two tokens, and its own noise there."""
+
+    margin: float
+    noise: float
+
+
+def _parting(receiver: Decoder, context: ContextKV, question: Question, answer: Answer) -> _Parting | None:
+    """Returns None if there is no difference."""
     ours, alone = answer.token_ids, greedy(receiver, context, *question)
     if ours is None or ours == alone:  # what a plan cannot answer is its own error row
-        return
-    at = next((i for i, (a, b) in enumerate(zip(ours, alone, strict=False)) if a != b), min(len(ours), len(alone)))
-    logits = receiver.logits(torch.tensor([[*question.suffix, *alone[:at]]]), prefilled_cache(context), keep=1)[0, -1]
-    near = 0.0 if receiver.model.dtype == torch.float32 else _TOLERANCE[receiver.model.dtype] * logits.abs().max()
-    if at in (len(ours), len(alone)) or not logits[alone[at]] - logits[ours[at]] <= near:
-        group = f" {describe(answer.plan.range, len(receiver.layers))}" if answer.plan.range else ""
-        raise GateFailed(
-            f"{answer.plan.strategy}{group} gives other tokens in the sweep than one plan at a time, from answer token "
-            f"{at + 1} on; this architecture or attention kernel is not supported"
-        )
+        return None
+    at = next((i for i, (a, b) in enumerate(zip(ours, alone, strict=False)) if a != b), None)
+    if at is None:  # one is longer
+        return _Parting(math.inf, 0.0)
+    given = [*question.suffix, *alone[:at]]
+    logits = receiver.logits(torch.tensor([given]), prefilled_cache(context), keep=1)[0, -1]
+    cache = prefilled_cache(context)
+    for token in given:
+        one_by_one = receiver.logits(torch.tensor([[token]]), cache, keep=1)[0, -1]
+    exact = receiver.model.dtype == torch.float32
+    noise = 0.0 if exact else (logits - one_by_one).abs().max().item()
+    return _Parting((logits[alone[at]] - logits[ours[at]]).abs().item(), noise)
 
 
 def _require(one: torch.Tensor, other: torch.Tensor, tolerance: float, otherwise: str) -> None:

@@ -33,6 +33,8 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
         hidden_size=config.hidden_size,
         windows=_windows(config, len(layers)),
         bytes_per_value=torch.empty((), dtype=model.dtype).element_size(),
+        widest=max(_widest(layer) for layer in layers),
+        vocabulary=config.vocab_size,
     )
 
 
@@ -55,6 +57,17 @@ def _linear_parameters(layer: nn.Module, config: object) -> int:
             elif weight.dim() == 3:
                 count += weight[0].numel() * min(visited, weight.shape[0])
     return count
+
+
+def _widest(layer: nn.Module) -> int:
+    """Returns the largest width of anything a layer computes for one token."""
+    widths = [0]
+    for module in layer.modules():
+        own = [getattr(module, "in_features", 0), getattr(module, "out_features", 0)]
+        if not any(own):
+            own = [width for weight in module.parameters(recurse=False) for width in weight.shape[-2:]]
+        widths += own
+    return max(widths)
 
 
 def _windows(config: object, layers: int) -> tuple[int | None, ...]:

@@ -27,7 +27,7 @@ class Tree(NamedTuple):
 
     def leaders(self, layer: int) -> list[int]:
         """Returns the first row of each node of a layer."""
-        return np.unique(self.nodes[layer], return_index=True)[1].tolist()
+        return [int(row) for row in np.unique(self.nodes[layer], return_index=True)[1]]
 
 
 def apart(rows: Sequence[ContextKV]) -> Tree:

@@ -11,7 +11,7 @@ from kvprofile.engine.cache import KV
 from kvprofile.engine.tree import fan_out
 from kvprofile.layers import LayerRange, grid_union
 
-SHAPE = ModelShape((100, 110, 120, 130, 140), 4, 8, 8, 32, 32, (None, 6, None, None, None), 4)
+SHAPE = ModelShape((100, 110, 120, 130, 140), 4, 8, 8, 32, 32, (None, 6, None, None, None), 4, 64, 97)
 
 
 @pytest.mark.parametrize("units", [(1,), (2,), (1, 3), (2, 3)])

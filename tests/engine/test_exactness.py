@@ -7,6 +7,7 @@ import torch
 
 from kvprofile.engine.cache import empty_cache, prefilled_cache
 from kvprofile.engine.contexts import ContextCaches
+from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.executor import Question, Readers, answer_plans
 from kvprofile.engine.gates import check_gates
 from kvprofile.engine.reference import capture, greedy, partial_prefill
@@ -16,6 +17,7 @@ from tests.engine.architectures import CONFIGS, LAYERS, VOCABULARY, tiny_decoder
 
 CONTEXT = torch.randint(3, VOCABULARY, (23,), generator=torch.Generator().manual_seed(2)).tolist()
 SUFFIX = (5, 9, 30, 41, 7)
+WITH_EXPERTS = {"mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"}
 NO_END: frozenset[int] = frozenset()
 
 
@@ -71,6 +73,20 @@ class TestArchitecture:
         )
         assert _hooks(sender) + _hooks(receiver) == before
         assert not any("forward" in layer.__dict__ for layer in receiver.layers)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_half_precision_parts_at_near_ties_only(architecture: str, dtype: torch.dtype) -> None:
+    """The gate compares full reuse and groups, and raises where a difference is no near tie."""
+    readers = Readers(*(Decoder(tiny_decoder(architecture, seed).model.to(dtype)) for seed in (1, 2)))
+    caches = ContextCaches(*readers, CONTEXT, 3)
+    numerics = check_gates(readers, caches, CONTEXT, Question(SUFFIX, 8, NO_END))
+    assert numerics.compared > LAYERS
+    assert numerics.noise > 0
+    assert (numerics.largest_margin is None) == (numerics.parted == 0)
+    if numerics.parted and architecture not in WITH_EXPERTS:
+        assert numerics.largest_margin <= 2 * numerics.noise
 
 
 class TestSplice:
