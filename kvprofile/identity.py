@@ -27,6 +27,7 @@ class RunIdentity:
     metrics: tuple[str, ...]
     strategies: tuple[tuple[str, int], ...]
     granularity: tuple[int, ...]
+    search: str
     end_ids: tuple[int, ...]
     dtype: str
     attention: str

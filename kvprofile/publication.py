@@ -24,24 +24,44 @@ from kvprofile.engine.shape import shape_of
 from kvprofile.engine.timing import WARM_UP
 from kvprofile.errors import Interrupted
 from kvprofile.identity import json_sha256
-from kvprofile.layers import LayerRange, Plan, largest_unit
+from kvprofile.layers import PLAN_COLUMNS, LayerRange, Plan, largest_unit
 from kvprofile.models.architecture import head_width, key_value_heads
 from kvprofile.models.loading import LoadedModel
 from kvprofile.models.machine import cpu_name
 from kvprofile.recipe import to_yaml
-from kvprofile.run import Run, read_part
-from kvprofile.store.schema import FORMAT_VERSION, SAMPLES
+from kvprofile.run import Portion, Run, read_part
+from kvprofile.search import Removed
+from kvprofile.store.schema import FORMAT_VERSION, SAMPLES, SEARCH
 from kvprofile.store.writer import write_table
 
 
-def write_profile(run: Run, numerics: Numerics, timings: Sequence[Timing], folder: Path, version: int) -> None:
-    """Writes all files of version `version` into `folder`, from the run's parts, its gates and measured times."""
+def write_profile(
+    run: Run,
+    numerics: Numerics,
+    timings: Sequence[Timing],
+    portions: Sequence[Portion],
+    removed: Sequence[Removed],
+    folder: Path,
+    version: int,
+) -> None:
+    """Writes all files of version `version` into `folder`.
+
+    Args:
+        run: The run.
+        numerics: What its gates found.
+        timings: Measured prefills.
+        portions: All that was measured.
+        removed: What an adaptive search left out.
+        folder: An empty folder.
+        version: The profile's number.
+    """
     header = _header(run, version)
     parts = []
-    for sample in run.samples:
-        part = read_part(run, sample)
+    for portion in portions:
+        part = read_part(run, portion)
         if part is None:
-            raise Interrupted(f'the part of sample "{sample.sample_id}" cannot be read; run the same command again')
+            name = portion.sample.sample_id
+            raise Interrupted(f'the part of sample "{name}" cannot be read; run the same command again')
         parts.append(part)
     measurements = pa.concat_tables(parts)
     rows = build_profile_rows(
@@ -55,6 +75,8 @@ def write_profile(run: Run, numerics: Numerics, timings: Sequence[Timing], folde
     write_table(rows, folder / "profile.parquet", header)
     write_table(measurements, folder / "measurements.parquet", header)
     write_table(_samples_table(run), folder / "samples.parquet")
+    if run.recipe.search == "adaptive":
+        write_table(_search_table(removed), folder / "search.parquet")
     (folder / "recipe.yaml").write_text(to_yaml(run.recipe), "utf-8")
     environment = {
         "python": platform.python_version(),
@@ -71,6 +93,23 @@ def write_profile(run: Run, numerics: Numerics, timings: Sequence[Timing], folde
         "boundary_moved": sum(s.boundary_moved for s in run.samples),
     }
     (folder / "environment.json").write_text(json.dumps(environment, indent=2), "utf-8")
+
+
+def _search_table(removed: Sequence[Removed]) -> pa.Table:
+    rows = [
+        {
+            **dict(zip(PLAN_COLUMNS, Plan("layer_group", why.group).key, strict=True)),
+            "round": why.round,
+            "n_measured": why.samples,
+            "mean_kl": why.mean_kl,
+            "rival_start_layer": why.rival.start if why.rival else None,
+            "rival_stop_layer": why.rival.stop if why.rival else None,
+            "rival_mean_kl": why.rival_mean_kl,
+            "reason": why.reason,
+        }
+        for why in removed
+    ]
+    return pa.Table.from_pylist(rows, schema=SEARCH)
 
 
 def _costs(run: Run, timings: Sequence[Timing]) -> list[PlanCost]:
@@ -150,6 +189,7 @@ def _header(run: Run, version: int) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "search": run.recipe.search,
         "seed": run.recipe.seed,
         "confidence": run.recipe.confidence,
         "resamples": run.recipe.resamples,

@@ -127,6 +127,7 @@ class Recipe(_Options):
         sender: Hub id, `hub-id@revision`, folder, `.gguf` file, `BASE+ADAPTER` or `demo-base`.
         contexts: Records of each data source.
         granularity: Layers in a unit, for each grid of layer groups.
+        search: `exhaustive` measures every group on every record, `adaptive` those that a search does not leave.
         max_context_tokens: Longer contexts are cut in the middle.
         chat_template: False sends prompts without the tokenizer's chat template.
         resamples: Of the bootstrap.
@@ -139,6 +140,7 @@ class Recipe(_Options):
     data: Annotated[tuple[DataSource, ...], Field(min_length=1)]
     contexts: Count = 50
     granularity: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 2, 3)
+    search: Literal["exhaustive", "adaptive"] = "exhaustive"
     max_context_tokens: Count | None = None
     chat_template: bool = True
     seed: int = 0

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -56,6 +56,14 @@ class Part:
         return self.source.task, self.source.name
 
 
+class Portion(NamedTuple):
+    """What is measured and kept at once: some plans on one sample."""
+
+    sample: Sample
+    plans: tuple[Plan, ...]
+    file: Path
+
+
 @dataclass(frozen=True)
 class Run:
     """Everything decided before the first measurement."""
@@ -79,8 +87,10 @@ class Run:
     def caches(self, sample: Sample) -> ContextCaches:
         return ContextCaches(*self.readers, sample.context_token_ids, sample.head_tokens)
 
-    def part_file(self, sample: Sample) -> Path:
-        return self.work / f"{json_sha256([sample.task, sample.dataset, sample.sample_id])[:24]}.parquet"
+    def portion(self, sample: Sample, plans: Sequence[Plan], round: int = 0) -> Portion:
+        """Returns plans on a sample with the file that keeps them; an adaptive search comes back to a sample in later rounds."""
+        key = [sample.task, sample.dataset, sample.sample_id, round]
+        return Portion(sample, tuple(plans), self.work / f"{json_sha256(key)[:24]}.parquet")
 
 
 def prepare(recipe: Recipe, out: Path, progress: Progress, memory_limit: int | None = None) -> Run:
@@ -251,6 +261,7 @@ def _identity(
         metrics=tuple(f"{task}/{dataset}/{m.identity}" for p in parts for task, dataset in [p.key] for m in p.metrics),
         strategies=tuple((name, strategy.version) for name, strategy in strategies.items()),
         granularity=recipe.granularity,
+        search=recipe.search,
         end_ids=tuple(sorted(end_ids)),
         dtype=receiver.dtype,
         attention=receiver.model.config._attn_implementation,
@@ -268,15 +279,16 @@ def _identity(
 _PART_KEY = ["sample_id", "task", "dataset", "metric", *PLAN_COLUMNS]
 
 
-def read_part(run: Run, sample: Sample) -> pa.Table | None:
-    """Returns a sample's finished part, None if it is missing or not whole."""
+def read_part(run: Run, portion: Portion) -> pa.Table | None:
+    """Returns what was measured of a portion, None if it is missing or not whole."""
     try:
-        table = pq.read_table(run.part_file(sample), page_checksum_verification=True)
+        table = pq.read_table(portion.file, page_checksum_verification=True)
         rows = table.select(_PART_KEY).to_pylist()
     except (OSError, pa.ArrowException, UnicodeDecodeError, KeyError):
         return None
+    sample = portion.sample
     metrics = next(part.metrics for part in run.parts if part.key == (sample.task, sample.dataset))
     own = (sample.sample_id, sample.task, sample.dataset)
-    expected = {(*own, metric.name, *plan.key) for metric in metrics for plan in run.plans}
+    expected = {(*own, metric.name, *plan.key) for metric in metrics for plan in portion.plans}
     whole = {tuple(row[name] for name in _PART_KEY) for row in rows} == expected and len(rows) == len(expected)
     return table if whole and table.schema.equals(MEASUREMENTS) else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,16 +15,18 @@ from filelock import FileLock, Timeout
 
 from kvprofile.cost.timing import Timing
 from kvprofile.data.prompts import Sample
+from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.executor import Answer, answer_plans
 from kvprofile.engine.fidelity import Fidelity
 from kvprofile.engine.gates import Numerics, check_gates
 from kvprofile.engine.timing import spread_of_groups, time_prefills
 from kvprofile.errors import Interrupted
-from kvprofile.layers import PLAN_COLUMNS
+from kvprofile.layers import PLAN_COLUMNS, LayerRange
 from kvprofile.publication import write_profile
 from kvprofile.recipe import Recipe
-from kvprofile.run import Progress, Run, prepare, read_part
+from kvprofile.run import Portion, Progress, Run, prepare, read_part
 from kvprofile.scoring import Metric
+from kvprofile.search import REUSE, SEARCHED, Kls, Removed, search
 from kvprofile.store.schema import MEASUREMENTS
 from kvprofile.store.writer import publish, write_table
 
@@ -43,15 +46,11 @@ def sweep(recipe: Recipe, out: Path, progress: Progress, memory_limit: int | Non
     run = prepare(recipe, out, progress, memory_limit)
     with _alone(run.work):
         checked = _gates_and_timings(run, progress)
-        open_samples = [sample for sample in run.samples if read_part(run, sample) is None]
-        progress.begin(len(run.samples), len(run.plans), len(run.samples) - len(open_samples))
-        for sample in open_samples:
-            part = _measure(run, sample, progress)
-            write_table(part, run.part_file(sample))
-            progress.sample_done()
-            if failed := part["status"].to_pylist().count("error"):
-                progress.say(f'{failed} of {len(part)} scores of "{sample.sample_id}" failed; kvprofile show tells why')
-        folder = publish(run.work.parent, lambda temporary, version: write_profile(run, *checked, temporary, version))
+        measured = _adaptive(run, progress) if recipe.search == "adaptive" else _exhaustive(run, progress)
+        folder = publish(
+            run.work.parent,
+            lambda temporary, version: write_profile(run, *checked, *measured, temporary, version),
+        )
         for path in run.work.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -107,6 +106,73 @@ def _gates_and_timings(run: Run, progress: Progress) -> _Checked:
     return _Checked(numerics, timings)
 
 
+class _Measured(NamedTuple):
+    """All portions of a run, and why an adaptive search left out the rest."""
+
+    portions: list[Portion]
+    removed: list[Removed]
+
+
+def _exhaustive(run: Run, progress: Progress) -> _Measured:
+    portions = [run.portion(sample, run.plans) for sample in run.samples]
+    missing = [portion for portion in portions if read_part(run, portion) is None]
+    progress.begin(len(portions), len(run.plans), len(portions) - len(missing))
+    for portion in missing:
+        _measure(run, portion, run.caches(portion.sample), {}, progress, progress.plans_done)
+        progress.sample_done()
+    return _Measured(portions, [])
+
+
+def _adaptive(run: Run, progress: Progress) -> _Measured:
+    """Measures what the search asks for; the arms with a sample's first groups."""
+    samples = _in_turn(run.samples)
+    groups = {plan.range: plan for plan in run.plans if plan.range}
+    arms = [plan for plan in run.plans if not plan.range]
+    asking = search(list(groups), len(run.readers.receiver.layers), len(samples))
+    progress.begin(len(samples), len(run.plans), 0)
+    portions: list[Portion] = []
+    baselines: dict[int, dict[str, float]] = {}
+    held: dict[int, ContextCaches] = {}
+    answer: Kls | None = None
+    while True:
+        try:
+            request = asking.send(answer)  # type: ignore[arg-type]
+        except StopIteration as end:
+            return _Measured(portions, end.value)
+        sample, fresh = samples[request.sample], request.sample not in baselines
+        portion = run.portion(sample, [*(arms if fresh else []), *(groups[g] for g in request.groups)], request.round)
+        table = read_part(run, portion)
+        if table is None:
+            if request.sample >= SEARCHED:
+                held.clear()
+            caches = held.setdefault(request.sample, run.caches(sample))  # rounds before the race come back to it
+            table = _measure(run, portion, caches, baselines.get(request.sample, {}), progress, lambda plans: None)
+        portions.append(portion)
+        rows = table.to_pylist()
+        baselines.setdefault(request.sample, {r["metric"]: r["value"] for r in rows if r["strategy"] == "full_prefill"})
+        answer = {
+            REUSE if row["start_layer"] is None else LayerRange(row["start_layer"], row["stop_layer"]): row["kl"]
+            for row in rows
+            if row["strategy"] in ("layer_group", "full_reuse")
+        }
+        if request.sample < SEARCHED:
+            progress.say(f"round {request.round}: {len(request.groups)} groups on sample {request.sample + 1}")
+        else:
+            for _ in range(1 + (request.sample == SEARCHED) * SEARCHED):
+                progress.plans_done(len(run.plans))
+                progress.sample_done()
+
+
+def _in_turn(samples: Sequence[Sample]) -> list[Sample]:
+    """Returns the samples so that every data set comes early."""
+    numbers: Counter[tuple[str, str]] = Counter()
+    places = []
+    for place, sample in enumerate(samples):
+        numbers[sample.task, sample.dataset] += 1
+        places.append((numbers[sample.task, sample.dataset], place))
+    return [samples[place] for _, place in sorted(places)]
+
+
 class _Scored(NamedTuple):
     """One plan's answer with its scores; a metric is either in `values` or, if it failed, in `errors`."""
 
@@ -116,22 +182,27 @@ class _Scored(NamedTuple):
     errors: dict[str, str]
 
 
-def _measure(run: Run, sample: Sample, progress: Progress) -> pa.Table:
-    answers = answer_plans(
-        run.readers,
-        run.caches(sample),
-        run.question(sample),
-        run.plans,
-        run.strategies,
-        progress.plans_done,
-        progress.say,
-        run.budget,
-    )
+def _measure(
+    run: Run,
+    portion: Portion,
+    caches: ContextCaches,
+    baseline: Mapping[str, float],
+    progress: Progress,
+    done: Callable[[int], None],
+) -> pa.Table:
+    """Measures a portion, keeps it in its file and returns it; `baseline` is full prefill's scores from an earlier portion."""
+    sample = portion.sample
+    question = run.question(sample)
+    answers = answer_plans(run.readers, caches, question, portion.plans, run.strategies, done, progress.say, run.budget)
     metrics = next(p.metrics for p in run.parts if p.key == (sample.task, sample.dataset))
     scored = [_score(run, sample, answer, metrics) for answer in answers]
-    baseline = next(one.values for one in scored if one.answer.plan.strategy == "full_prefill")
+    baseline = next((one.values for one in scored if one.answer.plan.strategy == "full_prefill"), baseline)
     rows = [_row(run, sample, one, metric.name, baseline) for one in scored for metric in metrics]
-    return pa.Table.from_pylist(rows, schema=MEASUREMENTS)
+    table = pa.Table.from_pylist(rows, schema=MEASUREMENTS)
+    write_table(table, portion.file)
+    if failed := table["status"].to_pylist().count("error"):
+        progress.say(f'{failed} of {len(table)} scores of "{sample.sample_id}" failed; kvprofile show tells why')
+    return table
 
 
 def _score(run: Run, sample: Sample, answer: Answer, metrics: Sequence[Metric]) -> _Scored:

@@ -48,13 +48,17 @@ class ContextCaches:
         """Returns the sender's K/V with the group's layers recomputed by the receiver.
 
         What layer `l` caches does not depend on where a group stops, so one pass from `group.start` to the last layer serves all
-        groups with that start. Only the latest start is held: ask for plans in order of their start.
+        groups with that start; from layer 0 on it is the receiver's own prefill. Only the latest start is held: ask for plans in
+        order of their start.
         """
         sender = self.sender_capture
+        if group.start == 0:
+            return (*self.receiver_kv[: group.stop], *sender.kv[group.stop :])
         if self._start != group.start:
-            entering = sender.entering[group.start] if group.start > 0 else None
             rest = LayerRange(group.start, self._receiver.all_layers.stop)
             self._from_start = ()  # freed before the next pass needs the room
-            self._from_start = self._receiver.recompute(self._token_ids, rest, entering, keys_end_it=True)
+            self._from_start = self._receiver.recompute(
+                self._token_ids, rest, sender.entering[group.start], keys_end_it=True
+            )
             self._start = group.start
         return (*sender.kv[: group.start], *self._from_start[: group.length], *sender.kv[group.stop :])

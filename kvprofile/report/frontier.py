@@ -153,7 +153,12 @@ def _block(rows: list[Row], limit: LossLimit | None, granularity: int | None, co
     mark_frontier(rows)
     first = rows[0]
     everything = {(r["start_layer"], r["stop_layer"]) for r in rows if _is_group(r)}
-    coarser = [u for u in grids(rows) if granularity is None and set(groups_on(rows, u)) < everything]
+    measured = [r for r in rows if complete(r)]
+    coarser = [
+        u
+        for u in grids(rows)
+        if granularity is None and groups_on(measured, u) == groups_on(rows, u) and groups_on(rows, u) < everything
+    ]
     return Block(
         first["task"],
         first["dataset"],

@@ -88,6 +88,20 @@ SAMPLES = pa.schema(
     ]
 )
 
+SEARCH = pa.schema(
+    [
+        *_PLAN,
+        ("round", pa.int16()),
+        ("n_measured", pa.int32()),
+        ("mean_kl", pa.float64()),
+        ("rival_start_layer", pa.int16()),
+        ("rival_stop_layer", pa.int16()),
+        ("rival_mean_kl", pa.float64()),
+        ("reason", pa.string()),
+    ]
+)
+"""Groups that an adaptive search did not measure on all samples, and why; a rival from layer 0 to 0 is full reuse."""
+
 HEADER_KEYS = (
     "format_version",
     "kvprofile_version",

@@ -1,0 +1,192 @@
+"""The adaptive search: which groups of layers to measure on which samples, and why the others are left. No torch.
+
+It ranks by KL, whose differences between plans vary far less over samples than those of a task score. A coarse grid on a
+few samples comes first; the edges of groups near the frontier are moved, by ever smaller steps, down to the finest unit.
+One pass from a start serves all groups that start there, so the few starts that come closest enter the race with all their
+groups; there a group leaves once it is far from the frontier beyond doubt. The last ones are measured on all samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import t as student
+
+from kvprofile.layers import LayerRange
+
+COARSE_UNITS = 8
+"""Units of the first grid, about."""
+
+SEARCHED = 2
+"""Samples of the rounds before the race."""
+
+NEAR = 1.25
+"""A group is near the frontier if its mean KL is at most this multiple of the lowest with no more recompute."""
+
+MOST_STARTS = 2
+"""Starts that enter the race, beside layer 0, whose pass is the receiver's own prefill and costs nothing."""
+
+CONFIDENCE = 0.95
+"""One-sided, of the paired differences that end a group's race."""
+
+REUSE = LayerRange(0, 0)
+"""Stands for full reuse, which recomputes nothing."""
+
+
+class Request(NamedTuple):
+    """Groups to measure on one sample; `round` counts from 1."""
+
+    round: int
+    sample: int
+    groups: tuple[LayerRange, ...]
+
+
+class Removed(NamedTuple):
+    """Why a group was not measured on all samples.
+
+    Attributes:
+        group: The group.
+        round: The round that removed it; 0 if it was never measured.
+        samples: Samples it was measured on.
+        mean_kl: Over the samples that it shares with its rival; None if there are none.
+        rival: The group with no more recompute that it lost to, `REUSE` for full reuse, None if it was never measured.
+        rival_mean_kl: Over the same samples.
+        reason: In words.
+    """
+
+    group: LayerRange
+    round: int
+    samples: int
+    mean_kl: float | None
+    rival: LayerRange | None
+    rival_mean_kl: float | None
+    reason: str
+
+
+Kls = Mapping[LayerRange, float | None]
+"""KL on one sample of each group that was asked for, and of `REUSE`; None where it could not be measured."""
+
+
+def search(allowed: Sequence[LayerRange], layers: int, samples: int) -> Generator[Request, Kls, list[Removed]]:
+    """Yields what to measure next, takes its KL, and returns why groups were left; all others are measured on every sample.
+
+    Args:
+        allowed: The groups of the recipe's grids.
+        layers: Of the receiver.
+        samples: How many samples there are; they are asked for in their order.
+    """
+    state = _State(allowed)
+    first = range(min(SEARCHED, samples))
+    finest = min(group.length for group in allowed)
+    step = finest * math.ceil(layers / COARSE_UNITS / finest)
+    wanted = {g for g in allowed if g.start % step == 0 and (g.stop % step == 0 or g.stop == layers)}
+    number = 1
+    yield from state.measure(number, first, wanted)
+    state.leave_far(number)
+    while step > finest:
+        step, number = max(finest, step // 2), number + 1
+        moves = list(product((-step, 0, step), repeat=2))
+        moved = {LayerRange(g.start + a, g.stop + b) for g in state.racing for a, b in moves}
+        yield from state.measure(number, first, moved.intersection(allowed) - state.kls.keys())
+        state.leave_far(number)
+    state.take_rows(number)
+    number += 1
+    yield from state.measure(number, first, state.racing - state.kls.keys())
+    for sample in range(first.stop, samples):
+        number += 1
+        yield from state.measure(number, [sample], state.racing)
+        state.leave_beaten(number)
+    return [*state.removed.values(), *state.never_measured()]
+
+
+class _State:
+    """What is known of every group.
+
+    Attributes:
+        kls: KL by sample of every group measured so far.
+        racing: Groups still in the search.
+        removed: Those that left.
+    """
+
+    def __init__(self, allowed: Sequence[LayerRange]) -> None:
+        self._allowed = allowed
+        self.kls: dict[LayerRange, dict[int, float]] = {REUSE: {}}
+        self.racing: set[LayerRange] = set()
+        self.removed: dict[LayerRange, Removed] = {}
+
+    def measure(
+        self, number: int, samples: Iterable[int], groups: Iterable[LayerRange]
+    ) -> Generator[Request, Kls, None]:
+        """Asks for groups on samples, which then take part in the search."""
+        asked = tuple(sorted(groups))
+        self.racing.update(asked)
+        for sample in samples:
+            if asked:
+                measured = yield Request(number, sample, asked)
+                for group in (*asked, REUSE):
+                    value = measured.get(group)
+                    known = self.kls.setdefault(group, {})
+                    if value is not None:
+                        known[sample] = value
+
+    def leave_far(self, number: int) -> None:
+        """Removes groups that are not near the frontier."""
+        for group, (rival, ratio) in self._rivals().items():
+            if ratio > NEAR:
+                self._remove(group, number, rival, f"mean KL more than {NEAR:g} times the rival's")
+
+    def take_rows(self, number: int) -> None:
+        """Lets all groups of a few starts race: those that are most often the best for what they recompute."""
+        rivals = self._rivals()
+        starts = {g.start for g in self.racing} - {0}
+        credit = {s: (sum(r <= 1 for g, (_, r) in rivals.items() if g.start == s), -s) for s in starts}
+        kept = {0, *sorted(starts, key=lambda start: credit[start], reverse=True)[:MOST_STARTS]}
+        for group in self.racing - {g for g in self.racing if g.start in kept}:
+            self._remove(group, number, rivals[group][0], "starts that come closer to the frontier were taken")
+        self.racing = {g for g in self._allowed if g.start in kept}
+        self.removed = {g: why for g, why in self.removed.items() if g not in self.racing}
+
+    def leave_beaten(self, number: int) -> None:
+        """Removes groups that are far from the frontier by more than chance explains."""
+        for group in sorted(self.racing):
+            rivals = [r for r in (REUSE, *self.racing) if r.length <= group.length and r != group]
+            bound, rival = max((self._lower_bound(group, r), r) for r in rivals)
+            if bound > 0:
+                self._remove(group, number, rival, f"KL more than {NEAR:g} times the rival's at {CONFIDENCE:.0%}")
+
+    def never_measured(self) -> list[Removed]:
+        """Returns why the groups that nobody asked for were left."""
+        reason = "no neighbour of a group near the frontier"
+        return [Removed(g, 0, 0, None, None, None, reason) for g in self._allowed if g not in self.kls]
+
+    def _rivals(self) -> dict[LayerRange, tuple[LayerRange, float]]:
+        """Returns for each group the best other one with no more recompute, and its own mean KL over that one's."""
+        means = {g: self._mean(g, self.kls[g]) for g in (REUSE, *sorted(self.racing))}
+        found = {}
+        for group in sorted(self.racing):
+            rival = min((r for r in means if r.length <= group.length and r != group), key=lambda r: means[r])
+            found[group] = rival, means[group] / means[rival] if means[rival] > 0 else math.inf
+        return found
+
+    def _lower_bound(self, one: LayerRange, other: LayerRange) -> float:
+        """Returns the lower bound of the mean of KL less `NEAR` times the other's, by Student's t; 0 from fewer than 3."""
+        both = sorted(self.kls[one].keys() & self.kls[other].keys())
+        if len(both) < 3:
+            return 0.0
+        difference = np.array([self.kls[one][s] - NEAR * self.kls[other][s] for s in both])
+        error = difference.std(ddof=1) / math.sqrt(len(both))
+        return float(difference.mean() - student.ppf(CONFIDENCE, len(both) - 1) * error)
+
+    def _mean(self, group: LayerRange, samples: Iterable[int]) -> float:
+        values = [self.kls[group][s] for s in samples]
+        return sum(values) / len(values) if values else math.inf
+
+    def _remove(self, group: LayerRange, number: int, rival: LayerRange, reason: str) -> None:
+        self.racing.discard(group)
+        both = self.kls[group].keys() & self.kls[rival].keys()
+        own, other = (self._mean(g, both) if both else None for g in (group, rival))
+        self.removed[group] = Removed(group, number, len(self.kls[group]), own, rival, other, reason)

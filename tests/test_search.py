@@ -1,0 +1,134 @@
+"""The adaptive search on made-up losses, where the best groups are known, and from end to end on a tiny pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from kvprofile import search as search_module
+from kvprofile.layers import LayerRange, groups
+from kvprofile.recipe import load_recipe, with_options
+from kvprofile.search import REUSE, SEARCHED, Removed, Request, search
+from kvprofile.store.reader import load
+from kvprofile.sweep import sweep
+from tests.tiny_sweep import Silent, write_pair
+
+LAYERS, SAMPLES = 30, 20
+CRITICAL = frozenset(range(9, 14))
+
+
+def kl(group: LayerRange, sample: int) -> float:
+    """Few layers matter; starting deep costs, and samples differ far more than groups do."""
+    missed = len(CRITICAL - set(range(*group)))
+    own = np.random.default_rng([sample, group.start, group.stop]).normal(0, 0.02)
+    return float(
+        np.exp(np.random.default_rng(sample).normal(0, 0.5)) * (0.02 + missed + own + 0.005 * (LAYERS - group.length))
+    )
+
+
+def finish(
+    allowed: list[LayerRange], layers: int, samples: int, answer: Callable[[LayerRange, int], float | None]
+) -> tuple[list[Removed], list[Request]]:
+    """Runs a search to its end; returns what it removed and all it asked for."""
+    asking, requests = search(allowed, layers, samples), []
+    kls: dict[LayerRange, float | None] | None = None
+    while True:
+        try:
+            request = asking.send(kls)  # type: ignore[arg-type]
+        except StopIteration as end:
+            return end.value, requests
+        requests.append(request)
+        kls = {g: answer(g, request.sample) for g in (*request.groups, REUSE)}
+
+
+def run(allowed: list[LayerRange]) -> tuple[list[Removed], int, dict[int, set[LayerRange]]]:
+    removed, requests = finish(allowed, LAYERS, SAMPLES, kl)
+    asked: dict[int, set[LayerRange]] = {}
+    for request in requests:
+        seen = asked.setdefault(request.sample, set())
+        assert not seen & set(request.groups), "asked twice"
+        seen.update(request.groups)
+    return removed, sum(len(request.groups) for request in requests), asked
+
+
+@pytest.mark.parametrize("units", [(1,), (1, 2, 3), (2,), (3,)])
+def test_the_best_groups_are_measured_on_all_samples_and_most_others_are_not(units: tuple[int, ...]) -> None:
+    allowed = sorted({g for unit in units for g in groups(LAYERS, unit)})
+    removed, measured, asked = run(allowed)
+    assert measured < len(allowed) * SAMPLES / 2
+    left = {why.group for why in removed}
+    finalists = set(allowed) - left
+    assert len(left) == len(removed)
+    assert all(finalists <= groups_of_sample for groups_of_sample in asked.values())
+    assert set(asked) == set(range(SAMPLES))
+    smallest = min((g for g in allowed if set(range(*g)) >= CRITICAL), key=lambda g: g.length)
+    assert smallest in finalists
+
+
+def test_every_removed_group_says_why() -> None:
+    removed, _, asked = run(groups(LAYERS))
+    for why in removed:
+        assert why.samples == sum(why.group in seen for seen in asked.values())
+        assert (why.round == 0) == (why.samples == 0) == (why.rival is None)
+        if why.rival is not None:
+            assert why.rival.length <= why.group.length
+            assert why.mean_kl is not None
+            assert why.rival_mean_kl is not None
+
+
+def test_groups_that_cannot_be_measured_are_left() -> None:
+    removed, _ = finish(groups(4), 4, 6, lambda g, _: None if g.start == 1 else 1.0 - 0.1 * g.length)
+    assert {g for g in groups(4) if g.start == 1} <= {why.group for why in removed}
+
+
+def test_a_sweep_marks_what_was_not_measured_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_module, "MOST_STARTS", 0)  # else four layers are too few to leave any
+    recipe = load_recipe(str(write_pair(tmp_path)))
+    whole = load(sweep(recipe, tmp_path / "exhaustive", Silent()))
+    told = Silent()
+    folder = sweep(with_options(recipe, search="adaptive"), tmp_path / "adaptive", told)
+    adaptive = load(folder)
+    assert told.measured == recipe.contexts > SEARCHED
+    key = ("sample_id", "metric", "strategy", "start_layer", "stop_layer")
+    exhaustive = {tuple(r[name] for name in key): r for r in whole.measurements().to_pylist()}
+    rows = adaptive.measurements().to_pylist()
+    assert len({tuple(r[name] for name in key) for r in rows}) == len(rows)
+    for row in rows:
+        there = exhaustive[tuple(row[name] for name in key)]
+        same = ("value", "baseline_value", "output_token_ids", "status")
+        assert {n: row[n] for n in same} == {n: there[n] for n in same}
+    removed = {(r["start_layer"], r["stop_layer"]) for r in pq.read_table(folder / "search.parquet").to_pylist()}
+    assert removed
+    for row in adaptive.rows.to_pylist():
+        if row["start_layer"] is not None:
+            left = (row["start_layer"], row["stop_layer"]) in removed
+            assert left == (row["n_scored"] < row["n_planned"])
+            assert not (left and row["on_frontier"])
+    again = Silent()
+    assert sweep(with_options(recipe, search="adaptive"), tmp_path / "adaptive", again).name == "v0002"
+
+
+def test_a_killed_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = with_options(load_recipe(str(write_pair(tmp_path))), search="adaptive")
+    expected = load(sweep(recipe, tmp_path / "whole", Silent()))
+    from kvprofile import sweep as module
+
+    real, made = module.write_table, []
+
+    def fails_at_the_fourth(table: object, path: Path, *rest: object) -> None:
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        made.append(path)
+        real(table, path, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "write_table", fails_at_the_fourth)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(recipe, tmp_path / "cut", Silent())
+    monkeypatch.setattr(module, "write_table", real)
+    taken_up = load(sweep(recipe, tmp_path / "cut", Silent()))
+    quality = ["strategy", "start_layer", "stop_layer", "metric", "n_scored", "quality", "loss_rel", "on_frontier"]
+    assert taken_up.rows.select(quality).equals(expected.rows.select(quality))
