@@ -2,11 +2,12 @@
 
     python benchmarks/sweep_speed.py --tokens 256 1024 2048 --answers 12 32
 
-One context of `hotpotqa_profile`, cut to so many tokens; answers are forced to a length, since no end token is given. All
+Contexts of `hotpotqa_profile`, joined and cut to so many tokens; answers are forced to a length, since no end token is given. All
 one-layer groups by the engine; a seeded sample of plans by the reference executor, one at a time, with the sender's capture
 shared as a user's own loop would; its time is extrapolated to all groups. Engine and reference take turns; medians of the
-repeats.
-The floor is the FLOPs of starts, suffix tree and further answer tokens over the rate of a matrix product. The last line is JSON.
+repeats. `starts_seconds` are single passes over the context from each start.
+The floor is the FLOPs of starts, suffix tree, further answer tokens (rows with equal contexts and answers so far counted once)
+and output matrix over the rate of a matrix product. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -50,13 +53,13 @@ def main() -> None:
     sender, receiver = load_pair(recipe.sender, recipe.receiver, recipe.models, recipe.search_folders)
     readers = Readers(Decoder(sender.model), Decoder(receiver.model))
     cases = []
+    few = with_options(recipe, contexts=4)
+    samples = build_samples(few, load_parts(few), receiver.tokenizer, [sender.model.config, receiver.model.config])
+    sample, ids = samples[0], [token for one in samples for token in one.context_token_ids]
     for tokens in options.tokens:
-        cut = with_options(recipe, contexts=1, max_context_tokens=tokens)
-        configs = [sender.model.config, receiver.model.config]
-        sample = build_samples(cut, load_parts(cut), receiver.tokenizer, configs)[0]
         for answer in options.answers:
             question = Question(sample.suffix_token_ids, answer, frozenset())
-            case = measure(readers, sample.context_token_ids, sample.head_tokens, question, options)
+            case = measure(readers, ids[:tokens], sample.head_tokens, question, options)
             print(json.dumps(case), flush=True)
             cases.append(case)
     print(
@@ -66,6 +69,8 @@ def main() -> None:
                 "threads": torch.get_num_threads(),
                 "dtype": receiver.dtype,
                 "torch": torch.__version__,
+                "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+                * (1 if sys.platform == "darwin" else 1024),
                 "cases": cases,
             }
         )
@@ -105,6 +110,7 @@ def measure(
         "times_faster": statistics.median(reference) / statistics.median(engine),
         "floor_seconds": floor,
         "times_floor": statistics.median(engine) / floor,
+        "starts_seconds": _starts_seconds(readers, context, head),
         "plans_compared": compared,
         "plans_with_other_tokens": different,
     }
@@ -115,20 +121,42 @@ def _mixed(readers: Readers, caches: ContextCaches, plan: Plan) -> Any:
     return partial_prefill(readers.receiver, caches.sender_capture, plan.range)
 
 
+def _starts_seconds(readers: Readers, context: Sequence[int], head: int) -> list[float]:
+    caches = ContextCaches(*readers, context, head)
+    _ = caches.sender_capture
+    seconds = []
+    for start in range(len(readers.receiver.layers)):
+        begun = time.perf_counter()
+        caches.mixed(LayerRange(start, start + 1))
+        seconds.append(time.perf_counter() - begun)
+    return seconds
+
+
 def _flops(readers: Readers, tokens: int, question: Question, answers: dict[Plan, tuple[int, ...]]) -> float:
     """Returns the work such an engine cannot avoid: the ceiling's prefill, starts, suffix tree, tokens after a difference."""
     shape = shape_of(readers.receiver.model)
     whole = LayerRange(0, shape.layers)
     ranges = [plan.range for plan in answers if plan.range]
     own = answers[Plan("layer_group", whole)]
-    flops = prefill_flops(shape, tokens, whole) + start_flops(shape, tokens, ranges)
+    flops = prefill_flops(shape, tokens, whole) + start_flops(shape, tokens, [group for group in ranges if group.start])
     flops += suffix_flops(shape, tokens, len(question.suffix) + len(own) - 1, ranges)
-    for ids in answers.values():
-        agreed = next((i for i, (a, b) in enumerate(zip(ids, own, strict=False)) if a != b), len(own))
-        after = len(ids) - agreed - 1
-        if after > 0:
-            flops += behind_flops(shape, tokens + len(question.suffix) + agreed, after, whole)
+    head = 2.0 * shape.hidden_size * shape.vocabulary
+    flops += head * len(answers) * len(own)
+    for length in range(1, len(own)):
+        going = [
+            (plan.range, ids[:length]) for plan, ids in answers.items() if plan.range and ids[:length] != own[:length]
+        ]
+        behind = tokens + len(question.suffix) + length - 1
+        flops += head * len(going)
+        for layer in range(shape.layers):
+            nodes = {(_read_until(group, layer), answer) for group, answer in going}
+            flops += len(nodes) * behind_flops(shape, behind, 1, LayerRange(layer, layer + 1))
     return flops
+
+
+def _read_until(group: LayerRange, layer: int) -> tuple[int, int]:
+    """Returns what tells the contexts a plan has read up to a layer from another plan's."""
+    return (-1, -1) if layer < group.start else (group.start, min(group.stop, layer + 1))
 
 
 if __name__ == "__main__":

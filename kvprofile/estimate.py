@@ -80,4 +80,8 @@ def _timing_flops(shape: ModelShape, tokens: int, units: tuple[int, ...]) -> flo
 def _sample_flops(shape: ModelShape, tokens: int, suffix: int, units: tuple[int, ...]) -> float:
     groups = grid_union(shape.layers, units)
     prefills = 2 * prefill_flops(shape, tokens, LayerRange(0, shape.layers))
-    return prefills + start_flops(shape, tokens, groups) + suffix_flops(shape, tokens, suffix, groups)
+    return (
+        prefills
+        + start_flops(shape, tokens, [g for g in groups if g.start > 0])
+        + suffix_flops(shape, tokens, suffix, groups)
+    )

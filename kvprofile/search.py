@@ -3,13 +3,13 @@
 It ranks by KL, whose differences between plans vary far less over samples than those of a task score. A coarse grid on a
 few samples comes first; the edges of groups near the frontier are moved, by ever smaller steps, down to the finest unit.
 One pass from a start serves all groups that start there, so the few starts that come closest enter the race with all their
-groups; there a group leaves once it is far from the frontier beyond doubt. The last ones are measured on all samples.
+groups; there a group leaves once it is far from the frontier by more than chance. The last ones are measured on all samples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ COARSE_UNITS = 8
 """Units of the first grid, about."""
 
 SEARCHED = 2
-"""Samples of the rounds before the race."""
+"""Samples of the rounds before the race, or one of each data set if there are more of these."""
 
 NEAR = 1.25
 """A group is near the frontier if its mean KL is at most this multiple of the lowest with no more recompute."""
@@ -32,6 +32,9 @@ MOST_STARTS = 2
 
 CONFIDENCE = 0.95
 """One-sided, of the paired differences that end a group's race."""
+
+_SMALLEST = 1e-9
+"""A KL that is rounding."""
 
 REUSE = LayerRange(0, 0)
 """Stands for full reuse, which recomputes nothing."""
@@ -71,26 +74,40 @@ Kls = Mapping[LayerRange, float | None]
 """KL on one sample of each group that was asked for, and of `REUSE`; None where it could not be measured."""
 
 
-def search(allowed: Sequence[LayerRange], layers: int, samples: int) -> Generator[Request, Kls, list[Removed]]:
-    """Yields what to measure next, takes its KL, and returns why groups were left; all others are measured on every sample.
+def finish(asking: Generator[Request, Kls, list[Removed]], answer: Callable[[Request], Kls]) -> list[Removed]:
+    """Answers a search to its end and returns what it removed."""
+    try:
+        request = next(asking)
+        while True:
+            request = asking.send(answer(request))
+    except StopIteration as end:
+        removed: list[Removed] = end.value
+        return removed
+
+
+def search(
+    allowed: Sequence[LayerRange], units: Sequence[int], samples: int, searched: int = SEARCHED
+) -> Generator[Request, Kls, list[Removed]]:
+    """Yields what to measure next, takes its KL, and returns why groups were left; all others are then measured on every sample.
 
     Args:
         allowed: The groups of the recipe's grids.
-        layers: Of the receiver.
+        units: Layers in a unit of each grid.
         samples: How many samples there are; they are asked for in their order.
+        searched: Samples of the rounds before the race.
     """
     state = _State(allowed)
-    first = range(min(SEARCHED, samples))
-    finest = min(group.length for group in allowed)
-    step = finest * math.ceil(layers / COARSE_UNITS / finest)
-    wanted = {g for g in allowed if g.start % step == 0 and (g.stop % step == 0 or g.stop == layers)}
+    first = range(min(searched, samples))
+    layers = max(group.stop for group in allowed)
+    grids = [[*range(0, layers, unit), layers] for unit in units if all(unit == u or unit % u for u in units)]
+    steps = [math.ceil((len(edges) - 1) / COARSE_UNITS) for edges in grids]
+    coarse = [{*edges[::step], layers} for edges, step in zip(grids, steps, strict=True)]
     number = 1
-    yield from state.measure(number, first, wanted)
+    yield from state.measure(number, first, {g for g in allowed if any({*g} <= edges for edges in coarse)})
     state.leave_far(number)
-    while step > finest:
-        step, number = max(finest, step // 2), number + 1
-        moves = list(product((-step, 0, step), repeat=2))
-        moved = {LayerRange(g.start + a, g.stop + b) for g in state.racing for a, b in moves}
+    while max(steps) > 1:
+        steps, number = [max(1, step // 2) for step in steps], number + 1
+        moved = {g for edges, step in zip(grids, steps, strict=True) for g in _moved(state.racing, edges, step)}
         yield from state.measure(number, first, moved.intersection(allowed) - state.kls.keys())
         state.leave_far(number)
     state.take_rows(number)
@@ -98,9 +115,19 @@ def search(allowed: Sequence[LayerRange], layers: int, samples: int) -> Generato
     yield from state.measure(number, first, state.racing - state.kls.keys())
     for sample in range(first.stop, samples):
         number += 1
-        yield from state.measure(number, [sample], state.racing)
+        yield from state.measure(number, [sample], state.racing, even_if_none=True)
         state.leave_beaten(number)
-    return [*state.removed.values(), *state.never_measured()]
+    removed = [why for why in state.removed.values() if why.samples < samples]
+    return [*removed, *state.never_measured()]
+
+
+def _moved(groups: Iterable[LayerRange], edges: Sequence[int], step: int) -> set[LayerRange]:
+    """Returns the groups of a grid with one or both edges moved by `step` units."""
+    place = {edge: i for i, edge in enumerate(edges)}
+    on_grid = [(place[g.start], place[g.stop]) for g in groups if {*g} <= place.keys()]
+    moves = product((-step, 0, step), repeat=2)
+    found = {(start + a, stop + b) for a, b in moves for start, stop in on_grid}
+    return {LayerRange(edges[a], edges[b]) for a, b in found if 0 <= a < b < len(edges)}
 
 
 class _State:
@@ -119,13 +146,13 @@ class _State:
         self.removed: dict[LayerRange, Removed] = {}
 
     def measure(
-        self, number: int, samples: Iterable[int], groups: Iterable[LayerRange]
+        self, number: int, samples: Iterable[int], groups: Iterable[LayerRange], even_if_none: bool = False
     ) -> Generator[Request, Kls, None]:
-        """Asks for groups on samples, which then take part in the search."""
+        """Asks for groups on samples, which then take part in the search; without any only `even_if_none`."""
         asked = tuple(sorted(groups))
         self.racing.update(asked)
         for sample in samples:
-            if asked:
+            if asked or even_if_none:
                 measured = yield Request(number, sample, asked)
                 for group in (*asked, REUSE):
                     value = measured.get(group)
@@ -169,7 +196,8 @@ class _State:
         found = {}
         for group in sorted(self.racing):
             rival = min((r for r in means if r.length <= group.length and r != group), key=lambda r: means[r])
-            found[group] = rival, means[group] / means[rival] if means[rival] > 0 else math.inf
+            equal = means[group] == means[rival]  # both may be 0
+            found[group] = rival, 1.0 if equal else means[group] / max(means[rival], _SMALLEST)
         return found
 
     def _lower_bound(self, one: LayerRange, other: LayerRange) -> float:
@@ -189,4 +217,5 @@ class _State:
         self.racing.discard(group)
         both = self.kls[group].keys() & self.kls[rival].keys()
         own, other = (self._mean(g, both) if both else None for g in (group, rival))
+        reason = reason if self.kls[group] else "it could not be measured"
         self.removed[group] = Removed(group, number, len(self.kls[group]), own, rival, other, reason)

@@ -26,7 +26,7 @@ from kvprofile.publication import write_profile
 from kvprofile.recipe import Recipe
 from kvprofile.run import Portion, Progress, Run, prepare, read_part
 from kvprofile.scoring import Metric
-from kvprofile.search import REUSE, SEARCHED, Kls, Removed, search
+from kvprofile.search import REUSE, SEARCHED, Kls, Removed, Request, finish, search
 from kvprofile.store.schema import MEASUREMENTS
 from kvprofile.store.writer import publish, write_table
 
@@ -89,7 +89,7 @@ def _gates_and_timings(run: Run, progress: Progress) -> _Checked:
     progress.say("checking that the engine is exact on this pair")
     sample = sorted(run.samples, key=lambda s: len(s.context_token_ids))[len(run.samples) // 2]
     caches = run.caches(sample)
-    numerics = check_gates(run.readers, caches, sample.context_token_ids, run.question(sample))
+    numerics = check_gates(run.readers, caches, sample.context_token_ids, run.question(sample), run.budget)
     if numerics.parted:
         progress.say(
             f"in {run.receiver.dtype}, {numerics.parted} of {numerics.compared} plans part from one plan at a time "
@@ -124,43 +124,50 @@ def _exhaustive(run: Run, progress: Progress) -> _Measured:
 
 
 def _adaptive(run: Run, progress: Progress) -> _Measured:
-    """Measures what the search asks for; the arms with a sample's first groups."""
+    """Measures the groups that the search asks for, and all other plans with a sample's first groups."""
     samples = _in_turn(run.samples)
-    groups = {plan.range: plan for plan in run.plans if plan.range}
-    arms = [plan for plan in run.plans if not plan.range]
-    asking = search(list(groups), len(run.readers.receiver.layers), len(samples))
-    progress.begin(len(samples), len(run.plans), 0)
+    searched = min(len(samples), max(SEARCHED, len(run.parts)))
+    groups = {plan.range: plan for plan in run.plans if plan.strategy == "layer_group" and plan.range}
+    others = [plan for plan in run.plans if plan.strategy != "layer_group"]
     portions: list[Portion] = []
     baselines: dict[int, dict[str, float]] = {}
-    held: dict[int, ContextCaches] = {}
-    answer: Kls | None = None
-    while True:
-        try:
-            request = asking.send(answer)  # type: ignore[arg-type]
-        except StopIteration as end:
-            return _Measured(portions, end.value)
-        sample, fresh = samples[request.sample], request.sample not in baselines
-        portion = run.portion(sample, [*(arms if fresh else []), *(groups[g] for g in request.groups)], request.round)
+    held: dict[int, ContextCaches] = {}  # rounds before the race come back to their samples
+
+    def answer(request: Request) -> Kls:
+        sample = samples[request.sample]
+        more = [] if request.sample in baselines else others
+        portion = run.portion(sample, [*more, *(groups[group] for group in request.groups)], request.round)
+        portions.append(portion)
         table = read_part(run, portion)
         if table is None:
-            if request.sample >= SEARCHED:
+            if request.sample >= searched:
                 held.clear()
-            caches = held.setdefault(request.sample, run.caches(sample))  # rounds before the race come back to it
-            table = _measure(run, portion, caches, baselines.get(request.sample, {}), progress, lambda plans: None)
-        portions.append(portion)
+            caches = held.setdefault(request.sample, run.caches(sample))
+            baseline = baselines.get(request.sample, {})
+            table = _measure(run, portion, caches, baseline, progress, lambda plans: None)
         rows = table.to_pylist()
         baselines.setdefault(request.sample, {r["metric"]: r["value"] for r in rows if r["strategy"] == "full_prefill"})
-        answer = {
-            REUSE if row["start_layer"] is None else LayerRange(row["start_layer"], row["stop_layer"]): row["kl"]
+        if request.sample < searched:
+            progress.say(f"round {request.round}: {len(request.groups)} groups on sample {request.sample + 1}")
+        else:
+            _advance(run, progress, searched + 1 if request.sample == searched else 1)
+        return {
+            REUSE if row["strategy"] == "full_reuse" else LayerRange(row["start_layer"], row["stop_layer"]): row["kl"]
             for row in rows
             if row["strategy"] in ("layer_group", "full_reuse")
         }
-        if request.sample < SEARCHED:
-            progress.say(f"round {request.round}: {len(request.groups)} groups on sample {request.sample + 1}")
-        else:
-            for _ in range(1 + (request.sample == SEARCHED) * SEARCHED):
-                progress.plans_done(len(run.plans))
-                progress.sample_done()
+
+    progress.begin(len(samples), len(run.plans), 0)
+    removed = finish(search(list(groups), run.recipe.granularity, len(samples), searched), answer)
+    if searched == len(samples):
+        _advance(run, progress, searched)
+    return _Measured(portions, removed)
+
+
+def _advance(run: Run, progress: Progress, samples: int) -> None:
+    for _ in range(samples):
+        progress.plans_done(len(run.plans))
+        progress.sample_done()
 
 
 def _in_turn(samples: Sequence[Sample]) -> list[Sample]:

@@ -12,7 +12,7 @@ import pytest
 from kvprofile import search as search_module
 from kvprofile.layers import LayerRange, groups
 from kvprofile.recipe import load_recipe, with_options
-from kvprofile.search import REUSE, SEARCHED, Removed, Request, search
+from kvprofile.search import REUSE, SEARCHED, Removed, Request, finish, search
 from kvprofile.store.reader import load
 from kvprofile.sweep import sweep
 from tests.tiny_sweep import Silent, write_pair
@@ -30,23 +30,19 @@ def kl(group: LayerRange, sample: int) -> float:
     )
 
 
-def finish(
-    allowed: list[LayerRange], layers: int, samples: int, answer: Callable[[LayerRange, int], float | None]
-) -> tuple[list[Removed], list[Request]]:
-    """Runs a search to its end; returns what it removed and all it asked for."""
-    asking, requests = search(allowed, layers, samples), []
-    kls: dict[LayerRange, float | None] | None = None
-    while True:
-        try:
-            request = asking.send(kls)  # type: ignore[arg-type]
-        except StopIteration as end:
-            return end.value, requests
+def run(
+    allowed: list[LayerRange],
+    units: tuple[int, ...],
+    samples: int = SAMPLES,
+    answer: Callable[[LayerRange, int], float | None] = kl,
+) -> tuple[list[Removed], int, dict[int, set[LayerRange]]]:
+    requests: list[Request] = []
+
+    def kls(request: Request) -> dict[LayerRange, float | None]:
         requests.append(request)
-        kls = {g: answer(g, request.sample) for g in (*request.groups, REUSE)}
+        return {group: answer(group, request.sample) for group in (*request.groups, REUSE)}
 
-
-def run(allowed: list[LayerRange]) -> tuple[list[Removed], int, dict[int, set[LayerRange]]]:
-    removed, requests = finish(allowed, LAYERS, SAMPLES, kl)
+    removed = finish(search(allowed, units, samples), kls)
     asked: dict[int, set[LayerRange]] = {}
     for request in requests:
         seen = asked.setdefault(request.sample, set())
@@ -58,7 +54,7 @@ def run(allowed: list[LayerRange]) -> tuple[list[Removed], int, dict[int, set[La
 @pytest.mark.parametrize("units", [(1,), (1, 2, 3), (2,), (3,)])
 def test_the_best_groups_are_measured_on_all_samples_and_most_others_are_not(units: tuple[int, ...]) -> None:
     allowed = sorted({g for unit in units for g in groups(LAYERS, unit)})
-    removed, measured, asked = run(allowed)
+    removed, measured, asked = run(allowed, units)
     assert measured < len(allowed) * SAMPLES / 2
     left = {why.group for why in removed}
     finalists = set(allowed) - left
@@ -70,7 +66,7 @@ def test_the_best_groups_are_measured_on_all_samples_and_most_others_are_not(uni
 
 
 def test_every_removed_group_says_why() -> None:
-    removed, _, asked = run(groups(LAYERS))
+    removed, _, asked = run(groups(LAYERS), (1,))
     for why in removed:
         assert why.samples == sum(why.group in seen for seen in asked.values())
         assert (why.round == 0) == (why.samples == 0) == (why.rival is None)
@@ -81,8 +77,32 @@ def test_every_removed_group_says_why() -> None:
 
 
 def test_groups_that_cannot_be_measured_are_left() -> None:
-    removed, _ = finish(groups(4), 4, 6, lambda g, _: None if g.start == 1 else 1.0 - 0.1 * g.length)
+    removed, *_ = run(groups(4), (1,), 6, lambda g, _: None if g.start == 1 else 1.0 - 0.1 * g.length)
     assert {g for g in groups(4) if g.start == 1} <= {why.group for why in removed}
+
+
+@pytest.mark.parametrize("layers", [28, 30, 32])
+@pytest.mark.parametrize("units", [(1,), (2,), (3,), (1, 2, 3)])
+def test_every_start_can_be_reached(layers: int, units: tuple[int, ...]) -> None:
+    """A start that alone is good is found, wherever on the grids it lies, if the loss falls towards it."""
+    allowed = sorted({g for unit in units for g in groups(layers, unit)})
+    for start in sorted({g.start for g in allowed}):
+        removed, *_ = run(
+            allowed, units, 5, lambda g, _, start=start: 1.0 + 0.3 * abs(g.start - start) - 0.001 * g.length
+        )  # type: ignore[misc]
+        longest = max(g for g in allowed if g.start == start)
+        assert longest not in {why.group for why in removed}, start
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3])
+@pytest.mark.parametrize("value", [0.0, None, 1.0])
+def test_few_samples_and_equal_losses(samples: int, value: float | None) -> None:
+    removed, _, asked = run(groups(LAYERS), (1,), samples, lambda *_: value)
+    assert set(asked) == set(range(samples))
+    everywhere = set.intersection(*asked.values())
+    if value is not None:  # else nothing was measured, though asked for
+        assert not everywhere & {why.group for why in removed}
+    assert everywhere | {why.group for why in removed} == set(groups(LAYERS))
 
 
 def test_a_sweep_marks_what_was_not_measured_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

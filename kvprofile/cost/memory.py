@@ -39,8 +39,8 @@ def verifying_bytes(shape: ModelShape, lengths: Lengths, rows: int) -> int:
 def block_bytes(shape: ModelShape, lengths: Lengths, rows: int, plans: int) -> int:
     """Returns what a block takes for some time: a pass over the context or over suffix and draft, or plans that regroup.
 
-    Plans whose answers part are copied, and then have the logits of their next tokens; meanwhile others wait in what the
-    verifying pass left, which as a tree is a third of all groups' own tokens.
+    Plans that go on have the logits of their next tokens; meanwhile others wait in what the verifying pass left, which as a
+    tree is a third of all groups' own tokens.
 
     Args:
         shape: The receiver's.
@@ -48,7 +48,7 @@ def block_bytes(shape: ModelShape, lengths: Lengths, rows: int, plans: int) -> i
         rows: Of a verifying pass.
         plans: Of the block.
     """
-    regrouping = plans * plan_bytes(shape, lengths) * 4 // 3 + logits_bytes(shape, plans)
+    regrouping = plans * plan_bytes(shape, lengths) // 3 + logits_bytes(shape, plans)
     return max(verifying_bytes(shape, lengths, min(rows, plans)), pass_bytes(shape, lengths.context), regrouping)
 
 
@@ -59,8 +59,8 @@ def sample_bytes(shape: ModelShape, lengths: Lengths) -> int:
 
 
 def starts_bytes(shape: ModelShape, lengths: Lengths, groups: Sequence[LayerRange]) -> int:
-    """Returns the K/V that the receiver leaves from every start of the groups to the last layer."""
-    starts = {group.start for group in groups}
+    """Returns the K/V that the receiver leaves from every start of the groups to the last layer, beside its own prefill."""
+    starts = {group.start for group in groups} - {0}
     return lengths.context * sum(kv_bytes_per_token(shape, shape.layers - start) for start in starts)
 
 

@@ -159,9 +159,14 @@ def _attend_apart(query: torch.Tensor, kv: KV, mask: torch.Tensor | None, scale:
 
 def _fused(query: torch.Tensor, kv: KV) -> Any:
     """Returns the device's kernel if it computes this, else None."""
-    kernel = _KERNELS.get(query.device.type)
-    half_only = query.device.type == "cuda" and query.dtype == torch.float32
-    return None if half_only or query.shape[-1] != kv.values.shape[-1] else kernel
+    width = query.shape[-1]
+    if width != kv.values.shape[-1]:
+        return None
+    if query.device.type == "cuda":
+        fits = query.dtype != torch.float32 and width % 8 == 0 and width <= 256
+        if not fits or torch.cuda.get_device_capability(query.device) < (8, 0):
+            return None
+    return _KERNELS.get(query.device.type)
 
 
 def _weights(

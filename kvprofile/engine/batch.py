@@ -81,12 +81,12 @@ def greedy_rows(
     batch: _Batch | None = None
     for length in range(1, max_new_tokens):
         for row in rows:
-            if row.answer[-1] in ends:
+            if row.answer[-1] in ends or len(row.answer) == max_new_tokens:
                 row.cache = None  # else it would outlive its other rows
         going = [row for row in rows if len(row.answer) == length and row.cache is not None]
         if going:
             if batch is None or not batch.holds(going):
-                batch = _Batch(reader, going, len(suffix) + length - 1, room)
+                batch = _Batch(reader, going, len(suffix) + length - 1, room, batch)
             batch.step()
     return [Row(tuple(row.answer), row.fidelity) for row in rows]
 
@@ -120,9 +120,10 @@ class _Batch:
         rows: The rows; their own tokens are copied here.
         held: How many own tokens each has read.
         room: Own tokens at most.
+        before: The batch whose place this one takes, if any.
     """
 
-    def __init__(self, reader: Decoder, rows: Sequence[_Going], held: int, room: int) -> None:
+    def __init__(self, reader: Decoder, rows: Sequence[_Going], held: int, room: int, before: _Batch | None) -> None:
         self._reader, self._rows = reader, rows
         answers: dict[tuple[int, ...], int] = {}
         inputs = [answers.setdefault(tuple(row.answer), len(answers)) for row in rows]
@@ -132,7 +133,7 @@ class _Batch:
         origins = [
             [rows[row].own(layer) for row in self._tree.leaders(layer)] for layer in range(len(self._tree.nodes))
         ]
-        self._cache.take(origins, held)
+        self._cache.take(origins, held, before._cache if before else None)
         for row, nodes in zip(rows, zip(*self._tree.nodes, strict=True), strict=True):
             row.cache, row.nodes = self._cache, nodes
 
@@ -157,7 +158,8 @@ def _tree(reader: Decoder, contexts: Sequence[ContextKV], inputs: Sequence[int] 
 def _choose(logits: torch.Tensor) -> list[list[int]]:
     """Returns the best token per row and position of `(B, n, vocabulary)` logits, `NOT_FINITE` where there is none."""
     best = logits.argmax(dim=-1)
-    return best.masked_fill(~logits.sum(dim=-1).isfinite(), NOT_FINITE).tolist()
+    finite = logits.amax(dim=-1).isfinite() & logits.amin(dim=-1).isfinite()
+    return best.masked_fill(~finite, NOT_FINITE).tolist()
 
 
 def _agreed(chosen: Sequence[int], draft: Sequence[int], ends: frozenset[int]) -> list[int]:

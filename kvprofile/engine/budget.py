@@ -12,32 +12,34 @@ _SHARE = 0.8
 
 
 class MemoryBudget:
-    """What may be taken on one device, beyond what the process holds when this is made.
+    """What may be taken on one device.
 
     Args:
         device: Where the receiver computes.
-        limit: Bytes that the process may hold there in all; None for what is free.
+        limit: Bytes of tensors on a GPU, of the whole process on a CPU; None for what is free.
 
     Raises:
-        BadInput: If the process holds more already.
+        BadInput: If more is held already.
     """
 
     def __init__(self, device: torch.device, limit: int | None = None) -> None:
-        self._device = device
-        self._most: int | None = None
-        if limit is not None:
-            held = torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
-            if held >= limit:
-                raise BadInput(
-                    f"the models and libraries take {held / 1e9:.1f} GB, more than --memory-limit; give more or a smaller dtype"
-                )
-            self._most = limit - held
+        self._device, self._limit = device, limit
+        if limit is not None and self._held() >= limit:
+            raise BadInput(
+                f"the models and libraries take {self._held() / 1e9:.1f} GB, more than --memory-limit; "
+                "give more or a smaller dtype"
+            )
 
     def room(self) -> int:
         """Returns the bytes that may be taken now."""
         if self._device.type == "cuda":
-            kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+            kept = torch.cuda.memory_reserved(self._device) - self._held()
             free = torch.cuda.mem_get_info(self._device)[0] + kept
         else:
             free = psutil.virtual_memory().available
-        return int(_SHARE * (free if self._most is None else min(free, self._most)))
+        return int(_SHARE * (free if self._limit is None else min(free, max(0, self._limit - self._held()))))
+
+    def _held(self) -> int:
+        if self._device.type == "cuda":
+            return int(torch.cuda.memory_allocated(self._device))
+        return int(psutil.Process().memory_info().rss)

@@ -68,6 +68,10 @@ class _RowsLayer(DynamicLayer):  # type: ignore[misc]
             torch.cat([torch.cat([kv.values for kv in self._contexts]), values], dim=-2),
         )
 
+    def free(self) -> None:
+        """Gives own tokens back; the layer cannot be read any more."""
+        self._buffers = []
+
     def take(self, origins: Sequence[tuple[_RowsLayer, int]], length: int) -> None:
         """Copies the first `length` own tokens of a row of another layer cache, with as much room, for each row."""
         self._length = length
@@ -133,10 +137,15 @@ class RowsCache(EndingCache):
             self._masks[id(mask)] = (mask, None if context.all() else context, behind)
         return self._masks[id(mask)][1:]
 
-    def take(self, origins: Sequence[Sequence[tuple[RowsCache, int]]], length: int) -> None:
-        """Copies own tokens: for every layer and row, the first `length` of a row of another cache."""
+    def take(self, origins: Sequence[Sequence[tuple[RowsCache, int]]], length: int, spent: RowsCache | None) -> None:
+        """Copies own tokens: for every layer and row, the first `length` of a row of another cache.
+
+        Layers of `spent`, which nobody reads any more, are freed on the way.
+        """
         for index, (layer, chosen) in enumerate(zip(self.layers, origins, strict=True)):
             layer.take([(cache.layers[index], row) for cache, row in chosen], length)
+            if spent:
+                spent.layers[index].free()
 
 
 def empty_cache() -> EndingCache:

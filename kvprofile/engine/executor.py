@@ -86,20 +86,29 @@ def answer_plans(
     lengths = Lengths(context, len(question.suffix), question.max_new_tokens, len(draft.token_ids))
     room -= sample_bytes(shape, lengths)
     rows = max(n for n in range(1, MOST_VERIFIED + 1) if n == 1 or verifying_bytes(shape, lengths, n) <= room // 4)
-    room -= block_bytes(shape, lengths, rows, min(MOST_PLANS, len(plans)))
-    room -= context * kv_bytes_per_token(
-        shape, shape.layers
-    )  # the start after the block's is there before the block is answered
-    for block, readings in _blocks(caches, plans, strategies, room, plan_bytes(shape, lengths)):
+    next_start = context * kv_bytes_per_token(shape, shape.layers)  # is there before the block before it is answered
+    joined = 0 if readers.receiver.shares_contexts else 2 * context * kv_bytes_per_token(shape, 1)
+
+    def needed(plans: int) -> int:
+        return plans * (plan_bytes(shape, lengths) + joined) + block_bytes(shape, lengths, rows, plans) + next_start
+
+    for block, readings in _blocks(caches, plans, strategies, room, needed):
         for plan, row in zip(block, _answer(readers, readings, question, draft, rows, say), strict=True):
             yield _checked(plan, row)
         done(len(block))
 
 
 def _blocks(
-    caches: ContextCaches, plans: Sequence[Plan], strategies: Mapping[str, Strategy], room: int, per_plan: int
+    caches: ContextCaches,
+    plans: Sequence[Plan],
+    strategies: Mapping[str, Strategy],
+    room: int,
+    needed: Callable[[int], int],
 ) -> Iterator[tuple[list[Plan], list[Reading]]]:
-    """Yields plans with their contexts, as many at a time as `room` bytes hold beside what the sample holds anyway."""
+    """Yields plans with their contexts, as many at a time as `room` bytes hold beside what the sample holds anyway.
+
+    `needed` gives the bytes of so many plans beside their contexts.
+    """
     whole = {id(kv) for kv in (*caches.sender_capture.kv, *caches.receiver_kv)}
     block: list[Plan] = []
     readings: list[Reading] = []
@@ -108,7 +117,7 @@ def _blocks(
         reading = strategies[plan.strategy].read(caches, plan)
         added = {id(kv): sum(part.nbytes for part in kv) for kv in reading.context if id(kv) not in whole}
         held |= added
-        if block and (len(block) == MOST_PLANS or sum(held.values()) + (len(block) + 1) * per_plan > room):
+        if block and (len(block) == MOST_PLANS or sum(held.values()) + needed(len(block) + 1) > room):
             yield block, readings
             block, readings, held = [], [], added
         block.append(plan)

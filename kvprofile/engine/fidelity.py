@@ -43,7 +43,7 @@ def fidelity(draft: Draft, logits: torch.Tensor) -> Fidelity | None:
     if logits.shape != draft.log_probs.shape:
         return None
     log_probs = logits.float().log_softmax(dim=-1)
-    if not (log_probs.sum() + draft.log_probs.sum()).isfinite():
+    if not all(bound.isfinite() for one in (log_probs, draft.log_probs) for bound in one.aminmax()):
         return None
     chosen = torch.tensor(draft.token_ids, device=logits.device)
     kl = torch.nn.functional.kl_div(log_probs, draft.log_probs, reduction="batchmean", log_target=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
+from kvprofile.engine.budget import MemoryBudget
 from kvprofile.engine.cache import ContextKV, empty_cache, prefilled_cache
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
@@ -19,6 +21,9 @@ from kvprofile.strategies import load_all
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 """Largest difference allowed between equal computations in another order, relative to the largest magnitude."""
+
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k", "top_k_experts")
+"""What configs call it."""
 
 _COMPARED_IN_HALF = 16
 """Groups compared with the reference executor in half precision, where some may part."""
@@ -42,7 +47,13 @@ class Numerics(NamedTuple):
     largest_margin: float | None
 
 
-def check_gates(readers: Readers, caches: ContextCaches, token_ids: Sequence[int], question: Question) -> Numerics:
+def check_gates(
+    readers: Readers,
+    caches: ContextCaches,
+    token_ids: Sequence[int],
+    question: Question,
+    budget: MemoryBudget | None = None,
+) -> Numerics:
     """Runs every gate on one sample.
 
     In float32 the sweep's tokens must be the reference executor's; in half precision they may part at a near tie, and where a
@@ -53,6 +64,7 @@ def check_gates(readers: Readers, caches: ContextCaches, token_ids: Sequence[int
         caches: Of the sample.
         token_ids: The sample's context.
         question: The sample's suffix and limits.
+        budget: What memory may be taken; all that is free if None.
 
     Raises:
         GateFailed: Naming the equality that does not hold.
@@ -83,32 +95,36 @@ def check_gates(readers: Readers, caches: ContextCaches, token_ids: Sequence[int
             _require(ours.keys, whole.keys, tolerance, otherwise)
             _require(ours.values, whole.values, tolerance, otherwise)
 
-    exact, routes = receiver.model.dtype == torch.float32, _has_experts(receiver)
+    del own
+    exact = receiver.model.dtype == torch.float32
     plans = _plans(layers.stop, 3 if exact else _COMPARED_IN_HALF)
-    rounding = torch.finfo(receiver.model.dtype).eps * plain.abs().max()
-    noise = 0.0 if exact else max((plain - injected).abs().max(), rounding).item()
-    margins = []
-    answers = list(answer_plans(readers, caches, question, plans, load_all()))
-    for answer in answers:
-        group = answer.plan.range or LayerRange(0, 0)
-        context = partial_prefill(receiver, caches.sender_capture, group) if group.length else caches.sender_capture.kv
-        parting = _parting(receiver, context, question, answer)
-        if parting is None:
-            continue
-        noise = max(noise, parting.noise)
-        margins.append(parting.margin)
-        if not (parting.margin <= 2 * noise or (routes and not exact and parting.margin < math.inf)):
-            where = f" {describe(answer.plan.range, layers.stop)}" if answer.plan.range else ""
+    partings = {}
+    for answer in answer_plans(readers, caches, question, plans, load_all(), budget=budget):
+        recomputed = answer.plan.range
+        context = (
+            partial_prefill(receiver, caches.sender_capture, recomputed) if recomputed else caches.sender_capture.kv
+        )
+        if parting := _parting(receiver, context, question, answer):
+            partings[answer.plan] = parting
+    rounding = torch.finfo(receiver.model.dtype).eps * plain.abs().max().item()
+    noises = [(plain - injected).abs().max().item(), rounding, *(parting.noise for parting in partings.values())]
+    noise = 0.0 if exact else max(noises)
+    most = 2 * noise if exact or not _has_experts(receiver) else sys.float_info.max
+    for plan, parting in partings.items():
+        if not parting.margin <= most:
+            where = f" {describe(plan.range, layers.stop)}" if plan.range else ""
             raise GateFailed(
-                f"{answer.plan.strategy}{where} gives other tokens in the sweep than one plan at a time (the two logits are "
+                f"{plan.strategy}{where} gives other tokens in the sweep than one plan at a time (the two logits are "
                 f"{parting.margin:.3g} apart, equal computations up to {noise:.3g}); this architecture or kernel is not supported"
             )
-    return Numerics(noise, len(answers), len(margins), max(margins, default=None))
+    margins = [parting.margin for parting in partings.values()]
+    return Numerics(noise, len(plans), len(margins), max(margins, default=None))
 
 
 def _has_experts(model: Decoder) -> bool:
     """Whether rounding may send a token to another expert, which moves its logits by far more than rounding does."""
-    return bool(getattr(model.model.config.get_text_config(decoder=True), "num_experts_per_tok", None))
+    config = model.model.config.get_text_config(decoder=True)
+    return any(getattr(config, name, None) for name in _EXPERTS_PER_TOKEN)
 
 
 def _plans(layers: int, count: int) -> list[Plan]:
@@ -138,9 +154,7 @@ def _parting(receiver: Decoder, context: ContextKV, question: Question, answer: 
     cache = prefilled_cache(context)
     for token in given:
         one_by_one = receiver.logits(torch.tensor([[token]]), cache, keep=1)[0, -1]
-    exact = receiver.model.dtype == torch.float32
-    noise = 0.0 if exact else (logits - one_by_one).abs().max().item()
-    return _Parting((logits[alone[at]] - logits[ours[at]]).abs().item(), noise)
+    return _Parting((logits[alone[at]] - logits[ours[at]]).abs().item(), (logits - one_by_one).abs().max().item())
 
 
 def _require(one: torch.Tensor, other: torch.Tensor, tolerance: float, otherwise: str) -> None:

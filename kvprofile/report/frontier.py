@@ -74,7 +74,7 @@ def frontier_blocks(
     for name, wanted in (("task", task), ("dataset", dataset), ("metric", metric)):
         rows = _only(rows, name, wanted)
     if granularity is not None:
-        rows = _on_grid(rows, granularity)
+        rows = _on_grid(rows, granularity, whole=profile.header.get("search") == "adaptive")
     made_at = float(profile.header["confidence"])
     if confidence is not None and confidence != made_at:
         _bound_anew(rows, profile, confidence)
@@ -195,9 +195,9 @@ def _only(rows: list[Row], column: str, wanted: str | None) -> list[Row]:
     return [r for r in rows if r[column] == wanted]
 
 
-def _on_grid(rows: list[Row], unit: int) -> list[Row]:
+def _on_grid(rows: list[Row], unit: int, whole: bool) -> list[Row]:
     layers = rows[0]["total_layers"]
-    needed, there = groups(layers, unit), groups_on(rows, unit)
+    needed, there = groups(layers, unit), groups_on([r for r in rows if complete(r) or not whole], unit)
     if len(there) < len(needed):
         raise BadInput(
             f"the profile has {len(there)} of the {len(needed)} groups of granularity {unit}; "

@@ -167,7 +167,8 @@ def _none(block: Block) -> str:
         return f"No plan within {block.limit}: full_prefill scores 0, so give points, such as 1pt."
     if block.unscored:
         return (
-            f"No plan within {block.limit} was scored on all samples ({block.unscored} were not): see kvprofile show."
+            f"No plan within {block.limit} among those scored on all samples; {block.unscored} were not: they failed "
+            "(see kvprofile show) or an adaptive search left them."
         )
     grid = f" of granularity {block.granularity}" if block.granularity else ""
     return f"No plan{grid} that saves prefill loses at most {block.limit}: use full_prefill or accept more loss."

@@ -1,0 +1,152 @@
+"""Replays the adaptive search on the measurements of an exhaustive sweep, and compares work and selected plans.
+
+    python benchmarks/adaptive.py outputs/PAIR/v0001 --sets 3 --records 40
+
+The engine's answers do not depend on the search, so the measurements of one exhaustive sweep tell what any search would have met.
+Each set is a seeded draw of records, in a seeded order. Work is counted in layer-tokens, one layer run on one token: prefills of
+both models, passes from every start, suffixes and answers; of groups one at a time with the sender's capture shared, and of the
+search. For the plans selected within 1 % and 5 %, the interval of their paired difference in quality. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvprofile.analysis.choice import cheapest
+from kvprofile.analysis.loss import multiplicities
+from kvprofile.analysis.scores import Scores, all_scores
+from kvprofile.layers import LayerRange, Plan, describe, groups
+from kvprofile.limits import parse_loss
+from kvprofile.search import REUSE, Request, finish, search
+from kvprofile.store.reader import load
+
+
+class Lengths(NamedTuple):
+    """Tokens of one record: context, suffix, full prefill's answer, and by plan the answer and where it leaves that one."""
+
+    context: int
+    suffix: int
+    draft: int
+    answers: dict[LayerRange, tuple[int, int]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("profile")
+    parser.add_argument("--metric", default="f1")
+    parser.add_argument("--sets", type=int, default=3)
+    parser.add_argument("--records", type=int, default=40)
+    options = parser.parse_args()
+
+    profile = load(options.profile)
+    layers = profile.rows["total_layers"][0].as_py()
+    scores = next(one for one in all_scores(profile.measurements()) if one.metric == options.metric)
+    lengths = _lengths(profile.measurements().to_pylist(), options.metric)
+    sets = [_compare(scores, lengths, layers, seed, options.records) for seed in range(options.sets)]
+    for one in sets:
+        print(json.dumps(one))
+    print(json.dumps({"profile_id": profile.header["profile_id"], "sets": sets}))
+
+
+def _compare(scores: Scores, lengths: Sequence[Lengths], layers: int, seed: int, records: int) -> dict[str, Any]:
+    order = np.random.default_rng(seed).permutation(len(lengths))[:records]
+    allowed = groups(layers)
+    asked: list[Request] = []
+
+    def answer(request: Request) -> dict[LayerRange, float | None]:
+        asked.append(request)
+        kls = {g: float(scores.of(_key(g), scores.kl)[order[request.sample]]) for g in (*request.groups, REUSE)}
+        return {group: None if np.isnan(kl) else kl for group, kl in kls.items()}
+
+    left = {why.group for why in finish(search(allowed, (1,), len(order)), answer)}
+    work = sum(2 * layers * lengths[sample].context for sample in order)
+    work += sum(_shared_work(request.groups, lengths[order[request.sample]], layers) for request in asked)
+    alone = sum(
+        2 * layers * own.context
+        + sum(g.length * own.context + layers * (own.suffix + own.answers[g][0] - 1) for g in allowed)
+        for own in (lengths[sample] for sample in order)
+    )
+    finalists = [group for group in allowed if group not in left]
+    return {
+        "seed": seed,
+        "records": len(order),
+        "layer_tokens_one_at_a_time": alone,
+        "layer_tokens_adaptive": work,
+        "times_less": alone / work,
+        "groups_on_all_records": len(finalists),
+        "selected": [_selected(scores, order, finalists, allowed, layers, limit) for limit in ("1%", "5%")],
+    }
+
+
+def _shared_work(asked: Sequence[LayerRange], own: Lengths, layers: int) -> float:
+    """Returns the layer-tokens of some groups of one record, as the engine shares them; rows that go on are counted singly."""
+    starts = {group.start for group in asked} - {0}
+    passes = own.context * sum(layers - start for start in starts)
+    nodes = sum(
+        1 + len({g.start for g in asked if g.start <= layer < g.stop}) + sum(g.stop <= layer for g in asked)
+        for layer in range(layers)
+    )
+    going = sum(max(0, count - agreed - 1) for count, agreed in (own.answers[g] for g in asked))
+    return passes + nodes * (own.suffix + own.draft - 1) + layers * going
+
+
+def _selected(
+    scores: Scores, order: Any, finalists: list[LayerRange], allowed: list[LayerRange], layers: int, limit: str
+) -> dict[str, Any]:
+    adaptive, exhaustive = (
+        cheapest([_row(scores, order, g, layers) for g in (REUSE, *some)], parse_loss(limit))
+        for some in (finalists, allowed)
+    )
+    found: dict[str, Any] = {"limit": limit}
+    for name, row in (("adaptive", adaptive), ("exhaustive", exhaustive)):
+        found[name] = None if row is None else describe(row["group"], layers)
+        found[f"{name}_quality"] = None if row is None else row["quality"]
+    if adaptive and exhaustive:
+        one, other = (scores.of(_key(row["group"]), scores.value)[order] for row in (adaptive, exhaustive))
+        means = (one - other) @ multiplicities(len(order), 10_000, 0) / len(order)
+        found["difference_95"] = [float(np.quantile(means, share)) for share in (0.025, 0.975)]
+        found["more_layers_than_exhaustive"] = adaptive["group"].length - exhaustive["group"].length
+    return found
+
+
+def _row(scores: Scores, order: Any, group: LayerRange, layers: int) -> dict[str, Any]:
+    quality = float(scores.of(_key(group), scores.value)[order].mean())
+    full = float(scores.baseline[order].mean())
+    return {
+        "group": group,
+        "strategy": "layer_group",
+        "start_layer": group.start,
+        "recompute_fraction": group.length / layers,
+        "quality": quality,
+        "loss_rel": 1 - quality / full,
+        "n_planned": len(order),
+        "n_scored": len(order),
+    }
+
+
+def _key(group: LayerRange) -> Any:
+    return (Plan("full_reuse") if group == REUSE else Plan("layer_group", group)).key
+
+
+def _lengths(rows: Sequence[dict[str, Any]], metric: str) -> list[Lengths]:
+    """Returns the lengths of every record, in the order of `Scores`: by record id."""
+    mine = [row for row in rows if row["metric"] == metric]
+    drafts = {row["sample_id"]: row["output_token_ids"] for row in mine if row["strategy"] == "full_prefill"}
+    by_record: dict[str, Lengths] = {}
+    for row in mine:
+        name, ids = row["sample_id"], row["output_token_ids"]
+        own = by_record.setdefault(name, Lengths(row["context_tokens"], row["suffix_tokens"], len(drafts[name]), {}))
+        if row["strategy"] == "layer_group":
+            same = (a == b for a, b in zip(ids, drafts[name], strict=False))
+            agreed = next((i for i, equal in enumerate(same) if not equal), min(len(ids), len(drafts[name])))
+            own.answers[LayerRange(row["start_layer"], row["stop_layer"])] = len(ids), agreed
+    return [by_record[name] for name in sorted(by_record)]
+
+
+if __name__ == "__main__":
+    main()
