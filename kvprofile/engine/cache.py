@@ -144,7 +144,7 @@ class RowsCache(EndingCache):
         """
         for index, (layer, chosen) in enumerate(zip(self.layers, origins, strict=True)):
             layer.take([(cache.layers[index], row) for cache, row in chosen], length)
-            if spent:
+            if spent is not None:
                 spent.layers[index].free()
 
 

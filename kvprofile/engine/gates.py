@@ -100,10 +100,8 @@ def check_gates(
     plans = _plans(layers.stop, 3 if exact else _COMPARED_IN_HALF)
     partings = {}
     for answer in answer_plans(readers, caches, question, plans, load_all(), budget=budget):
-        recomputed = answer.plan.range
-        context = (
-            partial_prefill(receiver, caches.sender_capture, recomputed) if recomputed else caches.sender_capture.kv
-        )
+        ran = answer.plan.range
+        context = partial_prefill(receiver, caches.sender_capture, ran) if ran else caches.sender_capture.kv
         if parting := _parting(receiver, context, question, answer):
             partings[answer.plan] = parting
     rounding = torch.finfo(receiver.model.dtype).eps * plain.abs().max().item()

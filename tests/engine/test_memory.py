@@ -73,7 +73,6 @@ def test_formula_is_within_a_fifth_of_the_peak(case: str) -> None:
         + block_bytes(shape, lengths, MOST_VERIFIED, len(plans))
         + len(plans) * plan_bytes(shape, lengths)
     )
-    print(case, held.peak / formula)
     assert held.peak == pytest.approx(formula, rel=0.2)
 
 
