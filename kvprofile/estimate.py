@@ -48,6 +48,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     rows = plans * sum(len(part.metrics) * len(part.records) for part in parts)
     return {
         "samples": len(samples),
+        "search": recipe.search,
         "context_tokens_median": tokens,
         "suffix_tokens_median": suffix,
         "layers": shape.layers,

@@ -42,4 +42,6 @@ def estimate(
     for grid in result["grids"]:
         units = ",".join(map(str, grid["granularity"]))
         print_line(console, f"granularity {units}: {grid['groups']} groups, at least {duration(grid['seconds'])}")
+    if result["search"] == "adaptive":
+        print_line(console, "the adaptive search runs a part of this; how much, only the search tells")
     print_line(console, f"memory about {size(result['memory_bytes'])}, disk about {size(result['disk_bytes'])}")

@@ -85,5 +85,8 @@ def _environment(path: Path) -> dict[str, Any] | None:
         timings = [Timing.from_dict(held).as_dict() for held in content["prefill_timings"]]
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    plain = {name: value for name, value in content.items() if isinstance(value, str | int | float)}
+    plain: dict[str, Any] = {name: value for name, value in content.items() if isinstance(value, str | int | float)}
+    numerics = content.get("numerics")
+    if isinstance(numerics, dict) and all(isinstance(value, int | float | None) for value in numerics.values()):
+        plain["numerics"] = numerics
     return {**plain, "prefill_timings": timings}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from kvprofile.store.schema import MEASUREMENTS, PROFILE, SAMPLES
+from kvprofile.store.schema import MEASUREMENTS, PROFILE, SAMPLES, SEARCH
 
 TEXT, IDS, TEXTS = pa.string(), pa.list_(pa.int32()), pa.list_(pa.string())
 PLAN = {"strategy": TEXT, "start_layer": pa.int16(), "stop_layer": pa.int16(), "params": TEXT}
@@ -70,11 +70,21 @@ CONTRACT: dict[str, dict[str, pa.DataType]] = {
         "max_new_tokens": pa.int32(),
         "context_sha256": TEXT,
     },
+    "search": {
+        **PLAN,
+        "round": pa.int16(),
+        "n_measured": pa.int32(),
+        "mean_kl": pa.float64(),
+        "rival_start_layer": pa.int16(),
+        "rival_stop_layer": pa.int16(),
+        "rival_mean_kl": pa.float64(),
+        "reason": TEXT,
+    },
 }
 BEYOND = {"samples": {"head_tokens": pa.int32()}}
 """Columns that the code has and nobody was promised."""
 
-SCHEMAS = {"profile": PROFILE, "measurements": MEASUREMENTS, "samples": SAMPLES}
+SCHEMAS = {"profile": PROFILE, "measurements": MEASUREMENTS, "samples": SAMPLES, "search": SEARCH}
 
 
 @pytest.mark.parametrize("table", SCHEMAS)

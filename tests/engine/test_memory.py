@@ -12,11 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kvprofile.cost.memory import Lengths, block_bytes, plan_bytes, sample_bytes, starts_bytes
+from kvprofile.engine import executor
+from kvprofile.engine.budget import MemoryBudget
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.executor import MOST_VERIFIED, Question, Readers, answer_plans
+from kvprofile.engine.reference import capture, greedy, partial_prefill
 from kvprofile.engine.shape import shape_of
-from kvprofile.layers import Plan, groups
+from kvprofile.layers import LayerRange, Plan, groups
 from kvprofile.strategies import load_all
 
 
@@ -88,7 +91,39 @@ def _decoder(seed: int, options: dict[str, int]) -> Decoder:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
     }
+    layers = {"num_hidden_layers": _LAYERS}
     config = transformers.LlamaConfig(
-        **{**shape, **options}, num_hidden_layers=_LAYERS, max_position_embeddings=20_000, initializer_range=0.2
+        **{**shape, **layers, **options}, max_position_embeddings=20_000, initializer_range=0.2
     )
     return Decoder(transformers.LlamaForCausalLM(config).eval())
+
+
+def test_a_long_context_under_a_tight_limit_gives_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    readers = Readers(*(_decoder(seed, {"num_hidden_layers": 4}) for seed in (1, 2)))
+    ids = torch.randint(3, 90, (10_000,), generator=torch.Generator().manual_seed(0)).tolist()
+    question, plans = Question(tuple(ids[:6]), 8, frozenset()), [Plan("layer_group", group) for group in groups(4)]
+    real, blocks = executor._answer_block, []
+
+    def counting(readers: object, readings: list[object], *rest: object) -> object:
+        blocks.append(len(readings))
+        return real(readers, readings, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(executor, "_answer_block", counting)
+
+    def answers(room: int) -> list[object]:
+        budget = MemoryBudget(torch.device("cpu"))
+        monkeypatch.setattr(budget, "room", lambda: room)
+        caches = ContextCaches(*readers, ids, 3)
+        return [a.token_ids for a in answer_plans(readers, caches, question, plans, load_all(), budget=budget)]
+
+    free = answers(1 << 40)
+    assert blocks == [len(plans)]
+    shape, lengths = shape_of(readers.receiver.model), Lengths(10_000, 6, 8, 8)
+    fixed = sample_bytes(shape, lengths) + block_bytes(shape, lengths, MOST_VERIFIED, len(plans))
+    two_starts = 2 * starts_bytes(shape, lengths, [LayerRange(1, 4)])  # the block's and the next one
+    assert answers(fixed + two_starts + len(plans) * plan_bytes(shape, lengths)) == free
+    assert 1 < max(blocks[1:]) < len(plans)
+    sender = capture(readers.sender, ids)
+    for plan, ours in zip(plans, free, strict=True):
+        assert plan.range
+        assert greedy(readers.receiver, partial_prefill(readers.receiver, sender, plan.range), *question) == ours
