@@ -20,6 +20,7 @@ import numpy as np
 from kvprofile.analysis.choice import cheapest
 from kvprofile.analysis.loss import multiplicities
 from kvprofile.analysis.scores import Scores, all_scores
+from kvprofile.cost.sweep import tree_nodes
 from kvprofile.layers import LayerRange, Plan, describe, groups
 from kvprofile.limits import parse_loss
 from kvprofile.search import REUSE, Request, finish, search
@@ -87,10 +88,7 @@ def _shared_work(asked: Sequence[LayerRange], own: Lengths, layers: int) -> floa
     """Returns the layer-tokens of some groups of one record, as the engine shares them; rows that go on are counted singly."""
     starts = {group.start for group in asked} - {0}
     passes = own.context * sum(layers - start for start in starts)
-    nodes = sum(
-        1 + len({g.start for g in asked if g.start <= layer < g.stop}) + sum(g.stop <= layer for g in asked)
-        for layer in range(layers)
-    )
+    nodes = sum(tree_nodes(asked, layer) for layer in range(layers))
     going = sum(max(0, count - agreed - 1) for count, agreed in (own.answers[g] for g in asked))
     return passes + nodes * (own.suffix + own.draft - 1) + layers * going
 

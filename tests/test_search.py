@@ -76,6 +76,18 @@ def test_every_removed_group_says_why() -> None:
             assert why.rival_mean_kl is not None
 
 
+def test_the_race_ends_for_groups_that_later_samples_show_to_be_far() -> None:
+    late = LayerRange(0, 20)
+
+    def answer(group: LayerRange, sample: int) -> float:
+        return 1.0 + (group == late and sample >= SEARCHED) - 0.001 * group.length + 0.01 * (sample % 3)
+
+    removed, *_ = run(groups(LAYERS), (1,), 9, answer)
+    why = next(why for why in removed if why.group == late)
+    assert SEARCHED < why.samples < 9
+    assert "95%" in why.reason
+
+
 def test_groups_that_cannot_be_measured_are_left() -> None:
     removed, *_ = run(groups(4), (1,), 6, lambda g, _: None if g.start == 1 else 1.0 - 0.1 * g.length)
     assert {g for g in groups(4) if g.start == 1} <= {why.group for why in removed}

@@ -9,7 +9,6 @@ import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +17,7 @@ import torch
 from kvprofile import sweep as sweep_module
 from kvprofile.engine import executor
 from kvprofile.engine.batch import Row
+from kvprofile.engine.budget import MemoryBudget
 from kvprofile.errors import BadInput, Interrupted, OutOfMemory
 from kvprofile.recipe import load_recipe, with_options
 from kvprofile.store.reader import load
@@ -25,6 +25,7 @@ from kvprofile.sweep import sweep
 from tests.tiny_models import LAYERS
 from tests.tiny_sweep import RECORDS, Silent, sweep_quietly, write_pair
 
+LIMIT = 1_000_000_000
 GROUPS = LAYERS * (LAYERS + 1) // 2
 ARMS = 4
 
@@ -156,9 +157,9 @@ def test_a_memory_limit_cuts_blocks_and_moves_no_score(
         return real(readers, readings, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(executor, "_answer_block", counting)
-    held = psutil.Process().memory_info().rss
-    folder = sweep(load_recipe(str(pair)), tmp_path, Silent(), held + 1_000_000)
-    assert max(blocks) < len(load(folder).rows)
+    monkeypatch.setattr(MemoryBudget, "_held", lambda self: LIMIT - 1 if blocks else 0)
+    folder = sweep(load_recipe(str(pair)), tmp_path, Silent(), LIMIT)
+    assert set(blocks[1:]) == {1}, "nothing is left after the gates' block"
     assert_same_scores(folder, profile)
 
 

@@ -14,17 +14,20 @@ def start_flops(shape: ModelShape, tokens: int, groups: Sequence[LayerRange]) ->
 
 
 def suffix_flops(shape: ModelShape, tokens: int, suffix: int, groups: Sequence[LayerRange]) -> float:
-    """Returns the FLOPs of running `suffix` tokens behind a context of `tokens` for all groups and full reuse, as a tree.
+    """Returns the FLOPs of running `suffix` tokens behind a context of `tokens` for all groups and full reuse, as a tree."""
+    return sum(
+        behind_flops(shape, tokens, suffix, LayerRange(layer, layer + 1)) * tree_nodes(groups, layer)
+        for layer in range(shape.layers)
+    )
 
-    At layer `l` the tree holds the reusing row, one row for every start at or before `l` that still runs, and one for every
-    group that has ended.
+
+def tree_nodes(groups: Sequence[LayerRange], layer: int) -> int:
+    """Returns the rows that all groups and full reuse have at a layer.
+
+    The reusing row, one row for every start at or before the layer that still runs, and one for every group that has ended.
     """
-    flops = 0.0
-    for layer in range(shape.layers):
-        running = {g.start for g in groups if g.start <= layer < g.stop}
-        ended = sum(g.stop <= layer for g in groups)
-        flops += behind_flops(shape, tokens, suffix, LayerRange(layer, layer + 1)) * (1 + len(running) + ended)
-    return flops
+    running = {g.start for g in groups if g.start <= layer < g.stop}
+    return 1 + len(running) + sum(g.stop <= layer for g in groups)
 
 
 def behind_flops(shape: ModelShape, tokens: int, new: int, layers: LayerRange) -> float:
