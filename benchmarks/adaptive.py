@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvprofile.analysis.choice import cheapest
-from kvprofile.analysis.loss import multiplicities
+from kvprofile.analysis.loss import resampling_weights
 from kvprofile.analysis.scores import Scores, all_scores
 from kvprofile.cost.sweep import tree_nodes
 from kvprofile.layers import LayerRange, Plan, describe, groups
@@ -106,7 +106,8 @@ def _selected(
         found[f"{name}_quality"] = None if row is None else row["quality"]
     if adaptive and exhaustive:
         one, other = (scores.of(_key(row["group"]), scores.value)[order] for row in (adaptive, exhaustive))
-        means = (one - other) @ multiplicities(len(order), 10_000, 0) / len(order)
+        weights = resampling_weights(len(order), 10_000, 0)
+        means = (one - other) @ weights / weights.sum(axis=0)
         found["difference_95"] = [float(np.quantile(means, share)) for share in (0.025, 0.975)]
         found["more_layers_than_exhaustive"] = adaptive["group"].length - exhaustive["group"].length
     return found

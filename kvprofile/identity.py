@@ -27,6 +27,7 @@ class RunIdentity:
     metrics: tuple[str, ...]
     strategies: tuple[tuple[str, int], ...]
     granularity: tuple[int, ...]
+    references: str
     search: str
     end_ids: tuple[int, ...]
     dtype: str
@@ -39,7 +40,7 @@ class RunIdentity:
     seed: int
     confidence: float
     resamples: int
-    version: int = 2
+    version: int = 3
 
     def sha256(self) -> str:
         """Returns the hash of all fields by name."""

@@ -7,8 +7,14 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from kvprofile.errors import BadInput
+from kvprofile.errors import BadInput, did_you_mean
 
+Rule = Literal["point", "bound", "certified"]
+"""What of a plan must lie within the limit: its measured loss, its upper bound, or its certified upper bound."""
+
+RULES: tuple[Rule, ...] = ("point", "bound", "certified")
+
+_COLUMN_ENDS: dict[Rule, str] = {"point": "", "bound": "_upper", "certified": "_certified"}
 _ROUNDING = 1e-9
 
 
@@ -23,13 +29,22 @@ class LossLimit(NamedTuple):
             return f"{self.value:g}%"
         return f"{self.value:g} point" if self.value == 1 else f"{self.value:g} points"
 
-    def allows(self, row: Mapping[str, Any]) -> bool:
-        """Returns whether the measured loss of a row of a profile is within the limit; an unmeasured one is not."""
-        loss = row["loss_rel"] if self.unit == "%" else row["loss_points"]
+    def allows(self, row: Mapping[str, Any], rule: Rule = "point") -> bool:
+        """Returns whether the loss of a row of a profile is within the limit; one that is not known is not."""
+        loss = row[self.column(rule)]
         if loss is None or math.isnan(loss):
             return False
         # 0.72 against 0.80 must pass a limit of 10 % although 1 - 0.72 / 0.80 is a little above 0.1 in floating point.
         return bool(loss * (100 if self.unit == "%" else 1) <= self.value + _ROUNDING)
+
+    def column(self, rule: Rule = "point") -> str:
+        """Returns the name of the value that the limit is for."""
+        return f"loss_{'rel' if self.unit == '%' else 'points'}{_COLUMN_ENDS[rule]}"
+
+    @property
+    def share(self) -> float:
+        """The limit of relative loss as a share, or of loss in points as a difference of scores."""
+        return self.value / 100
 
 
 def parse_loss(text: str) -> LossLimit:
@@ -42,3 +57,15 @@ def parse_loss(text: str) -> LossLimit:
     if not match or float(match[1]) > 100:
         raise BadInput(f"{text[:40]!r} is not a loss between 0 and 100; write 1% (relative) or 1pt (points)")
     return LossLimit(float(match[1]), "%" if match[2] == "%" else "pt")
+
+
+def parse_rule(text: str) -> Rule:
+    """Returns the rule of that name.
+
+    Raises:
+        BadInput: If there is none.
+    """
+    for rule in RULES:
+        if rule == text:
+            return rule
+    raise BadInput(f'there is no rule "{text[:40]}"{did_you_mean(text, RULES)}; rules are {", ".join(RULES)}')

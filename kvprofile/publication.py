@@ -16,6 +16,7 @@ import transformers
 
 from kvprofile import __version__
 from kvprofile.analysis.choice import REFERENCE_ARMS
+from kvprofile.analysis.loss import BOUND_METHOD
 from kvprofile.analysis.profile_table import PlanCost, Source, build_profile_rows
 from kvprofile.cost.prefill import ModelShape, e_bytes_per_token, kv_bytes_per_token, prefill_flops
 from kvprofile.cost.timing import Timing
@@ -90,6 +91,7 @@ def write_profile(
         "numerics": numerics._asdict(),
         "prefill_warm_up_runs": WARM_UP,
         "prefill_timings": [timing.as_dict() for timing in timings],
+        "recipe_folder": str(run.recipe.folder),
         "boundary_moved": sum(s.boundary_moved for s in run.samples),
     }
     (folder / "environment.json").write_text(json.dumps(environment, indent=2), "utf-8")
@@ -189,10 +191,12 @@ def _header(run: Run, version: int) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "references": run.recipe.references,
         "search": run.recipe.search,
         "seed": run.recipe.seed,
         "confidence": run.recipe.confidence,
         "resamples": run.recipe.resamples,
+        "bounds": BOUND_METHOD,
     }
 
 

@@ -127,6 +127,8 @@ class Recipe(_Options):
         sender: Hub id, `hub-id@revision`, folder, `.gguf` file, `BASE+ADAPTER` or `demo-base`.
         contexts: Records of each data source.
         granularity: Layers in a unit, for each grid of layer groups.
+        references: `data` scores answers against the data's references; `none` needs none and scores how far they agree with
+            the receiver's own full prefill.
         search: `exhaustive` measures every group on every record, `adaptive` those that a search does not leave.
         max_context_tokens: Longer contexts are cut in the middle.
         chat_template: False sends prompts without the tokenizer's chat template.
@@ -140,6 +142,7 @@ class Recipe(_Options):
     data: Annotated[tuple[DataSource, ...], Field(min_length=1)]
     contexts: Count = 50
     granularity: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 2, 3)
+    references: Literal["data", "none"] = "data"
     search: Literal["exhaustive", "adaptive"] = "exhaustive"
     max_context_tokens: Count | None = None
     chat_template: bool = True
@@ -178,8 +181,8 @@ class Recipe(_Options):
         return json_sha256(self.model_dump(mode="json"))
 
 
-def load_recipe(path_or_name: str) -> Recipe:
-    """Reads a recipe from a path, or by the name of a bundled one.
+def load_recipe(path_or_name: str, folder: Path | None = None) -> Recipe:
+    """Reads a recipe from a path, or by the name of a bundled one; its relative paths start at `folder`, else at its own.
 
     Raises:
         BadInput: If there is no such recipe or it does not hold what a recipe holds.
@@ -197,7 +200,7 @@ def load_recipe(path_or_name: str) -> Recipe:
         raise BadInput(f"{path} is not valid YAML{line}: {getattr(error, 'problem', None) or 'unreadable'}") from error
     if not isinstance(values, dict):
         raise BadInput(f"{path} holds no keys such as sender, receiver and data; see kvprofile recipe show demo")
-    return parse_recipe(values, path.resolve().parent, str(path))
+    return parse_recipe(values, folder or path.resolve().parent, str(path))
 
 
 def parse_recipe(values: Mapping[str, Any], folder: Path, origin: str = "recipe") -> Recipe:

@@ -84,6 +84,10 @@ class Run:
     def question(self, sample: Sample) -> Question:
         return Question(sample.suffix_token_ids, sample.max_new_tokens, self.end_ids)
 
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        text: str = self.receiver.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
     def caches(self, sample: Sample) -> ContextCaches:
         return ContextCaches(*self.readers, sample.context_token_ids, sample.head_tokens)
 
@@ -124,7 +128,7 @@ def prepare(recipe: Recipe, out: Path, progress: Progress, memory_limit: int | N
     for sample in samples:
         _require_same_ids(sample, sender, receiver)
     _remark_on(samples, progress)
-    end_ids = _end_ids(receiver)
+    end_ids = end_ids_of(receiver)
     identity = _identity(recipe, parts, samples, sender, receiver, strategies, end_ids).sha256()
     folder = pair_folder(out, sender.reference.name, receiver.reference.name)
     return Run(
@@ -149,7 +153,7 @@ def load_parts(recipe: Recipe) -> tuple[Part, ...]:
     Raises:
         BadInput: If data, task or metric cannot be used.
     """
-    return tuple(_part(recipe, source) for source in recipe.data)
+    return tuple(load_part(recipe, source, recipe.contexts) for source in recipe.data)
 
 
 def build_samples(recipe: Recipe, parts: Sequence[Part], tokenizer: Any, configs: Sequence[Any]) -> tuple[Sample, ...]:
@@ -160,13 +164,14 @@ def build_samples(recipe: Recipe, parts: Sequence[Part], tokenizer: Any, configs
     return tuple(_sample(recipe, part, record, tokenizer, longest) for part in parts for record in part.records)
 
 
-def _part(recipe: Recipe, source: DataSource) -> Part:
-    data = load_dataset(source, recipe.folder)
+def load_part(recipe: Recipe, source: DataSource, contexts: int | None) -> Part:
+    """Returns a data source with so many of its records, None for all of them; as for `load_parts`."""
+    data = load_dataset(source, recipe.folder, with_answers=recipe.references == "data")
     metrics = tuple(metric(name) for name in task_of(source).metrics)
     names = [one.name for one in metrics]
     if repeated := next((name for name in names if names.count(name) > 1), None):
         raise BadInput(f'metric "{repeated}" is asked for twice on {source.name}; name it once')
-    return Part(source, data, choose(data, recipe.contexts, recipe.seed), metrics)
+    return Part(source, data, choose(data, contexts or len(data.records), recipe.seed), metrics)
 
 
 def _require_writable(out: Path) -> None:
@@ -227,7 +232,8 @@ def _remark_on(samples: Sequence[Sample], progress: Progress) -> None:
         )
 
 
-def _end_ids(receiver: LoadedModel) -> frozenset[int]:
+def end_ids_of(receiver: LoadedModel) -> frozenset[int]:
+    """Returns the ids that end an answer."""
     config = receiver.model.generation_config
     ends = [config.eos_token_id if config else None, receiver.tokenizer.eos_token_id]
     return frozenset(i for end in ends if end is not None for i in (end if isinstance(end, list) else [end]))
@@ -261,6 +267,7 @@ def _identity(
         metrics=tuple(f"{task}/{dataset}/{m.identity}" for p in parts for task, dataset in [p.key] for m in p.metrics),
         strategies=tuple((name, strategy.version) for name, strategy in strategies.items()),
         granularity=recipe.granularity,
+        references=recipe.references,
         search=recipe.search,
         end_ids=tuple(sorted(end_ids)),
         dtype=receiver.dtype,

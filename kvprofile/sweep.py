@@ -5,32 +5,26 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
-from filelock import FileLock, Timeout
 
 from kvprofile.cost.timing import Timing
 from kvprofile.data.prompts import Sample
 from kvprofile.engine.contexts import ContextCaches
-from kvprofile.engine.executor import Answer, answer_plans
-from kvprofile.engine.fidelity import Fidelity
+from kvprofile.engine.executor import Answer, Question, answer_plans
 from kvprofile.engine.gates import Numerics, check_gates
+from kvprofile.engine.reference import greedy
 from kvprofile.engine.timing import spread_of_groups, time_prefills
-from kvprofile.errors import Interrupted
-from kvprofile.layers import PLAN_COLUMNS, LayerRange
+from kvprofile.layers import LayerRange
+from kvprofile.measurement import Scoring, measurement_table
 from kvprofile.publication import write_profile
 from kvprofile.recipe import Recipe
 from kvprofile.run import Portion, Progress, Run, prepare, read_part
-from kvprofile.scoring import Metric
 from kvprofile.search import REUSE, SEARCHED, Kls, Removed, Request, finish, search
-from kvprofile.store.schema import MEASUREMENTS
-from kvprofile.store.writer import publish, write_table
-
-_LOCK = "lock"
+from kvprofile.store.writer import LOCK, alone, publish, write_table
 
 
 def sweep(recipe: Recipe, out: Path, progress: Progress, memory_limit: int | None = None) -> Path:
@@ -44,7 +38,7 @@ def sweep(recipe: Recipe, out: Path, progress: Progress, memory_limit: int | Non
         Interrupted: If another process runs the same sweep.
     """
     run = prepare(recipe, out, progress, memory_limit)
-    with _alone(run.work):
+    with alone(run.work):
         checked = _gates_and_timings(run, progress)
         measured = _adaptive(run, progress) if recipe.search == "adaptive" else _exhaustive(run, progress)
         folder = publish(
@@ -54,21 +48,9 @@ def sweep(recipe: Recipe, out: Path, progress: Progress, memory_limit: int | Non
         for path in run.work.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.name != _LOCK:
+            elif path.name != LOCK:
                 path.unlink()
     return folder
-
-
-@contextmanager
-def _alone(work: Path) -> Iterator[None]:
-    work.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(work / _LOCK, timeout=0):
-            yield
-    except Timeout:
-        raise Interrupted(
-            f"another process runs this very sweep in {work}; wait for it, or give another --out"
-        ) from None
 
 
 class _Checked(NamedTuple):
@@ -180,15 +162,6 @@ def _in_turn(samples: Sequence[Sample]) -> list[Sample]:
     return [samples[place] for _, place in sorted(places)]
 
 
-class _Scored(NamedTuple):
-    """One plan's answer with its scores; a metric is either in `values` or, if it failed, in `errors`."""
-
-    answer: Answer
-    text: str | None
-    values: dict[str, float]
-    errors: dict[str, str]
-
-
 def _measure(
     run: Run,
     portion: Portion,
@@ -200,46 +173,26 @@ def _measure(
     """Measures a portion, keeps it in its file and returns it; `baseline` is full prefill's scores from an earlier portion."""
     sample = portion.sample
     question = run.question(sample)
-    answers = answer_plans(run.readers, caches, question, portion.plans, run.strategies, done, progress.say, run.budget)
-    metrics = next(p.metrics for p in run.parts if p.key == (sample.task, sample.dataset))
-    scored = [_score(run, sample, answer, metrics) for answer in answers]
-    baseline = next((one.values for one in scored if one.answer.plan.strategy == "full_prefill"), baseline)
-    rows = [_row(run, sample, one, metric.name, baseline) for one in scored for metric in metrics]
-    table = pa.Table.from_pylist(rows, schema=MEASUREMENTS)
+    answers = list(
+        answer_plans(run.readers, caches, question, portion.plans, run.strategies, done, progress.say, run.budget)
+    )
+    scoring = Scoring(
+        sample,
+        next(p.metrics for p in run.parts if p.key == (sample.task, sample.dataset)),
+        run.text_of,
+        _own_answer(run, caches, answers, question) if run.recipe.references == "none" else None,
+        baseline,
+        run.recipe.store_text,
+    )
+    table: pa.Table = measurement_table(answers, scoring)
     write_table(table, portion.file)
     if failed := table["status"].to_pylist().count("error"):
         progress.say(f'{failed} of {len(table)} scores of "{sample.sample_id}" failed; kvprofile show tells why')
     return table
 
 
-def _score(run: Run, sample: Sample, answer: Answer, metrics: Sequence[Metric]) -> _Scored:
-    if answer.token_ids is None:
-        return _Scored(answer, None, {}, dict.fromkeys((one.name for one in metrics), str(answer.error)))
-    text: str = run.receiver.tokenizer.decode(answer.token_ids, skip_special_tokens=True)
-    scored = _Scored(answer, text, {}, {})
-    for one in metrics:
-        try:
-            scored.values[one.name] = one.score(text, sample.references)
-        except Exception as error:  # a metric of `evaluate` may raise anything; the row says so
-            scored.errors[one.name] = f"metric {one.name} failed: {error}"
-    return scored
-
-
-def _row(run: Run, sample: Sample, scored: _Scored, metric: str, baseline: Mapping[str, float]) -> dict[str, Any]:
-    keep, fidelity = run.recipe.store_text, scored.answer.fidelity
-    return {
-        "sample_id": sample.sample_id,
-        "task": sample.task,
-        "dataset": sample.dataset,
-        "metric": metric,
-        **dict(zip(PLAN_COLUMNS, scored.answer.plan.key, strict=True)),
-        "value": scored.values.get(metric),
-        "baseline_value": baseline.get(metric),
-        **(fidelity._asdict() if fidelity else dict.fromkeys(Fidelity._fields)),
-        "output_token_ids": scored.answer.token_ids if keep else None,
-        "output_text": scored.text if keep else None,
-        "context_tokens": len(sample.context_token_ids),
-        "suffix_tokens": len(sample.suffix_token_ids),
-        "status": "error" if metric in scored.errors else "ok",
-        "error": scored.errors.get(metric),
-    }
+def _own_answer(run: Run, caches: ContextCaches, answers: Sequence[Answer], question: Question) -> str:
+    """Returns full prefill's answer; it is among the answers but in later rounds of a search."""
+    held = (answer.token_ids for answer in answers if answer.plan.strategy == "full_prefill")
+    token_ids = next(held, None) or greedy(run.readers.receiver, caches.receiver_kv, *question)
+    return run.text_of(token_ids)

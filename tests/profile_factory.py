@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from kvprofile.analysis.loss import BOUND_METHOD
 from kvprofile.analysis.profile_table import PlanCost, Source, build_profile_rows
 from kvprofile.layers import LayerRange, Plan, grid_union, largest_unit
 from kvprofile.store.schema import FORMAT_VERSION, MEASUREMENTS, SAMPLES
@@ -48,6 +49,8 @@ def header(**changes: Any) -> dict[str, Any]:
         "transformers": "5.24.0",
         "seed": 0,
         "confidence": 0.95,
+        "resamples": 200,
+        "bounds": BOUND_METHOD,
         **changes,
     }
 
@@ -147,7 +150,7 @@ def publish_profile(
         [cost(plan, layers, granularity, sources) for plan in plans(layers, granularity)],
         n_planned=dict.fromkeys(sources, samples),
         confidence=footer["confidence"],
-        resamples=200,
+        resamples=footer["resamples"],
         seed=footer["seed"],
     )
     ids = [

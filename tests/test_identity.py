@@ -23,6 +23,7 @@ def identity(**changes: Any) -> RunIdentity:
         "metrics": ("qa/data/f1@1",),
         "strategies": (("full_reuse", 1),),
         "granularity": (1, 2),
+        "references": "data",
         "search": "exhaustive",
         "end_ids": (2,),
         "dtype": "float32",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = ("torch", "transformers", "datasets", "pandas", "pyarrow", "evaluate", "peft")
+HEAVY = ("torch", "matplotlib", "scipy", "transformers", "datasets", "pandas", "pyarrow", "evaluate", "peft")
 
 
 def python(code: str, cwd: Path = ROOT) -> str:

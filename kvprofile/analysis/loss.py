@@ -1,71 +1,132 @@
-"""Upper bounds of the loss of plans, by a bootstrap that resamples samples, paired with full prefill."""
+"""How far a measured loss can be trusted: one-sided bounds, paired with full prefill by sample.
+
+A percentile bootstrap only knows losses it has seen, and promises too much where a plan nearly always loses nothing and
+rarely everything. Here every resample also gives some weight to a sample that was never met and is the worst there can
+be (Gaffke's bound; Learned-Miller and Thomas, arXiv 1905.06208). Its coverage is simulated in `benchmarks/coverage.py`, not
+proved; `analysis.certificate` has a bound that is.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+Side = Literal["upper", "lower"]
+
+BOUND_METHOD = "unseen-worst@1"
+"""Identity of the bounds in a profile; a reader makes those of other methods anew."""
+
+SMALLEST_GAP = 1e-3
+"""Full prefill less floor, below which no share of the gap is told (arXiv 2609.10266)."""
+
 _PLANS_AT_ONCE = 128
 
 
-class UpperBounds(NamedTuple):
-    """One-sided upper bounds per plan; NaN where there is none."""
+class Bounds(NamedTuple):
+    """One-sided bounds per plan; NaN where there is none."""
 
     loss_rel: Floats
     loss_points: Floats
 
 
-def paired_bootstrap_upper(
-    values: Floats, baseline: Floats, *, confidence: float, resamples: int, seed: int
-) -> UpperBounds:
-    """Returns one-sided percentile upper bounds of the loss of every plan.
+class Unseen(NamedTuple):
+    """The scores of full prefill and of the plan on a sample that was not met."""
 
-    Every resample draws the same samples for all plans. Relative loss is `1 - mean(plan) / mean(baseline)`, loss in
-    points is `100 (mean(baseline) - mean(plan))`; a plan is compared on the samples where both values exist. A
-    resample without a relative loss (baseline 0) counts as the worst, so that a bound is never understated; a bound
-    that falls on such a resample is NaN, and so are bounds from fewer than two samples.
+    baseline: float
+    value: float
+
+
+WORST, BEST = Unseen(1.0, 0.0), Unseen(0.0, 1.0)
+"""Of a metric between 0 and 1."""
+
+
+def loss_bounds(
+    values: Floats,
+    baseline: Floats,
+    *,
+    confidence: float,
+    resamples: int,
+    seed: int,
+    side: Side = "upper",
+    in_unit_range: bool = True,
+) -> Bounds:
+    """Returns one-sided bounds of the loss of every plan.
+
+    Relative loss is `1 - mean(plan) / mean(baseline)`, loss in points `100 (mean(baseline) - mean(plan))`; a plan is compared
+    on the samples where both values exist. All plans meet the same resamples. There is no bound without a sample, and none of
+    the relative loss where full prefill scores 0 throughout. One sample, or samples that are all alike, bound the loss by what
+    so few samples can exclude.
 
     Args:
         values: Scores, plans × samples, NaN where missing.
         baseline: Scores of full prefill, one per sample, NaN where missing.
-        confidence: Share of the resamples below the bound, such as 0.95.
-        resamples: How many resamples are drawn.
+        confidence: Of each bound by itself, such as 0.95.
+        resamples: How many.
         seed: Seed of the draws.
+        side: Which side of the loss is bounded.
+        in_unit_range: Whether the metric cannot leave 0 to 1; else the unseen sample is as bad as the worst scores observed.
     """
     plans, samples = values.shape
-    bounds = UpperBounds(np.full(plans, np.nan), np.full(plans, np.nan))
-    if samples < 2:
+    bounds = Bounds(np.full(plans, np.nan), np.full(plans, np.nan))
+    if samples == 0 or np.isnan(values).all() or np.isnan(baseline).all():
         return bounds
-    draws = multiplicities(samples, resamples, seed)
+    lowest, highest = (WORST, BEST) if in_unit_range else _extremes(values, baseline)
+    unseen, level = (lowest, confidence) if side == "upper" else (highest, 1 - confidence)
+    weights = resampling_weights(samples + 1, resamples, seed)
+    seen, extra = weights[:-1], weights[-1]
     for first in range(0, plans, _PLANS_AT_ONCE):
         block = slice(first, first + _PLANS_AT_ONCE)
         paired = ~np.isnan(values[block]) & ~np.isnan(baseline)
-        base = np.where(paired, baseline, 0.0)
-        base_sum = base @ draws
-        difference = base_sum - np.where(paired, values[block], 0.0) @ draws
-        count = paired.astype(np.float64) @ draws
-        enough = paired.sum(axis=1) >= 2
-        has_base = enough & (base.sum(axis=1) != 0)
-        bounds.loss_rel[block] = _bound(difference, base_sum, has_base, confidence)
-        bounds.loss_points[block] = _bound(100 * difference, count, enough, confidence)
+        common = paired[:1] if (paired == paired[0]).all() else paired  # one line for all plans where it can be
+        base = np.where(common, baseline, 0.0)
+        base_sum = base @ seen + unseen.baseline * extra
+        difference = base_sum - np.where(paired, values[block], 0.0) @ seen - unseen.value * extra
+        total = common.astype(np.float64) @ seen + extra
+        rel = np.divide(difference, base_sum, out=np.full_like(difference, np.inf), where=base_sum != 0)
+        bounds.loss_rel[block] = np.where(base.sum(axis=1) != 0, _quantile(rel, level), np.nan)
+        bounds.loss_points[block] = np.where(common.any(axis=1), 100 * _quantile(difference / total, level), np.nan)
     return bounds
 
 
-def multiplicities(samples: int, resamples: int, seed: int) -> Floats:
-    """Returns how often each resample draws each sample, samples × resamples."""
-    drawn = np.random.default_rng(seed).integers(samples, size=(resamples, samples))
-    cells = drawn + samples * np.arange(resamples)[:, None]
-    counts = np.bincount(cells.ravel(), minlength=samples * resamples).reshape(resamples, samples)
-    return np.ascontiguousarray(counts.T, dtype=np.float64)
+def gap_bounds(
+    value: Floats, baseline: Floats, floor: Floats, *, confidence: float, resamples: int, seed: int
+) -> tuple[float, float] | None:
+    """Returns one-sided lower and upper bounds of (plan − floor) / (full prefill − floor) of one plan.
+
+    None where the gap is at most `SMALLEST_GAP` in the samples, or so in one of a thousand resamples.
+    """
+    known = ~np.isnan(value) & ~np.isnan(baseline) & ~np.isnan(floor)
+    if not known.any():
+        return None
+    weights = resampling_weights(int(known.sum()), resamples, seed)
+    plan, full, bottom = (scores[known] @ weights / weights.sum(axis=0) for scores in (value, baseline, floor))
+    gap = full - bottom
+    measured = baseline[known].mean() - floor[known].mean()
+    if abs(measured) <= SMALLEST_GAP or np.mean(gap * np.sign(measured) <= SMALLEST_GAP) > 1e-3:
+        return None
+    share = (plan - bottom)[gap != 0] / gap[gap != 0]
+    return float(np.quantile(share, 1 - confidence)), float(np.quantile(share, confidence))
 
 
-def _bound(numerator: Floats, denominator: Floats, defined: NDArray[np.bool_], confidence: float) -> Floats:
-    worst = np.full_like(numerator, np.inf)
-    ratio = np.divide(numerator, denominator, out=worst, where=denominator != 0)
-    # The next higher order statistic: linear interpolation would give NaN beside an infinite one.
-    bound = np.quantile(ratio, confidence, axis=1, method="higher")
-    return np.where(defined & np.isfinite(bound), bound, np.nan)
+def resampling_weights(samples: int, resamples: int, seed: int) -> Floats:
+    """Returns the weights of samples in each resample, samples × resamples: exponential, so Dirichlet over their sum."""
+    return np.random.default_rng(seed).exponential(size=(samples, resamples))
+
+
+def _extremes(values: Floats, baseline: Floats) -> tuple[Unseen, Unseen]:
+    return Unseen(float(np.nanmax(baseline)), float(np.nanmin(values))), Unseen(
+        float(np.nanmin(baseline)), float(np.nanmax(values))
+    )
+
+
+def _quantile(resampled: Floats, level: float) -> Floats:
+    """Returns the order statistic on the safe side of a quantile, per line; reorders the lines."""
+    place = level * (resampled.shape[1] - 1)
+    rank = math.ceil(place) if level > 0.5 else math.floor(place)
+    resampled.partition(rank, axis=1)
+    return resampled[:, rank]

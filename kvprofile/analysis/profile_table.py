@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from kvprofile.analysis.certificate import certified_bounds
 from kvprofile.analysis.choice import REFERENCE_ARMS, complete
 from kvprofile.analysis.frontier import frontier
-from kvprofile.analysis.loss import Floats, UpperBounds, paired_bootstrap_upper
-from kvprofile.analysis.scores import Scores, all_scores
+from kvprofile.analysis.loss import SMALLEST_GAP, Bounds, Floats, Side, loss_bounds
+from kvprofile.analysis.scores import FULL_PREFILL, Scores, all_scores
 from kvprofile.layers import Plan, PlanKey, plan_key
 from kvprofile.store.schema import PROFILE
 
 Source = tuple[str, str]
 """Task and dataset."""
 
-_SMALLEST_GAP = 1e-3
 _FLOOR = ("no_context", None, None, None)
 _SENDER = ("sender_alone", None, None, None)
 
@@ -78,7 +78,7 @@ def build_profile_rows(
                 "dataset": scores.dataset,
                 "metric": scores.metric,
                 "n_planned": n_planned[source],
-                **_quality_columns(scores, cost),
+                **_quality_columns(scores, cost.plan.key),
                 "loss_rel_upper": _or_none(bounds.loss_rel[i]),
                 "loss_points_upper": _or_none(bounds.loss_points[i]),
             }
@@ -89,17 +89,35 @@ def build_profile_rows(
     return pa.Table.from_pylist(rows, schema=PROFILE)
 
 
-def set_bounds(
-    rows: Sequence[dict[str, Any]], measurements: pa.Table, *, confidence: float, resamples: int, seed: int
-) -> None:
-    """Sets the upper bounds of rows of a profile table for another confidence, from the profile's measurements."""
-    for scores in all_scores(measurements):
-        block = (scores.task, scores.dataset, scores.metric)
-        chosen = [row for row in rows if (row["task"], row["dataset"], row["metric"]) == block]
-        keys = [plan_key(row) for row in chosen]
-        bounds = _bounds(scores, keys, confidence, resamples, seed)
-        for row, rel, points in zip(chosen, *bounds, strict=True):
-            row["loss_rel_upper"], row["loss_points_upper"] = _or_none(rel), _or_none(points)
+def rescore(rows: Sequence[dict[str, Any]], scores: Scores, *, confidence: float, resamples: int, seed: int) -> None:
+    """Sets quality, losses and bounds of rows of one task, dataset and metric anew, from all samples of `scores`."""
+    for row in rows:
+        row.update(_quality_columns(scores, plan_key(row)), n_planned=len(scores.samples))
+    set_bounds(rows, scores, confidence=confidence, resamples=resamples, seed=seed)
+
+
+def set_bounds(rows: Sequence[dict[str, Any]], scores: Scores, *, confidence: float, resamples: int, seed: int) -> None:
+    """Sets the upper bounds of rows of one task, dataset and metric anew."""
+    bounds = _bounds(scores, [plan_key(row) for row in rows], confidence, resamples, seed)
+    for row, rel, points in zip(rows, *bounds, strict=True):
+        row["loss_rel_upper"], row["loss_points_upper"] = _or_none(rel), _or_none(points)
+
+
+def lower_bounds(
+    rows: Sequence[dict[str, Any]], scores: Scores, *, confidence: float, resamples: int, seed: int
+) -> Bounds:
+    """Returns one-sided lower bounds of the losses of rows of one task, dataset and metric; NaN where there is none."""
+    return _bounds(scores, [plan_key(row) for row in rows], confidence, resamples, seed, side="lower")
+
+
+def set_certified(rows: Sequence[dict[str, Any]], scores: Scores, confidence: float) -> None:
+    """Adds `loss_rel_certified` and `loss_points_certified` to rows, None where the metric may leave 0 to 1."""
+    values = _values(scores, [plan_key(row) for row in rows])
+    known = scores.in_unit_range and len(rows) > 0
+    none = [None] * len(rows)
+    bounds = certified_bounds(values, scores.baseline, confidence=confidence) if known else (none, none)
+    for row, rel, points in zip(rows, *bounds, strict=True):
+        row["loss_rel_certified"], row["loss_points_certified"] = _or_none(rel), _or_none(points)
 
 
 def mark_frontier(rows: Sequence[dict[str, Any]]) -> None:
@@ -111,9 +129,24 @@ def mark_frontier(rows: Sequence[dict[str, Any]]) -> None:
         row["on_frontier"] = bool(on_frontier)
 
 
-def _bounds(scores: Scores, keys: Sequence[PlanKey], confidence: float, resamples: int, seed: int) -> UpperBounds:
-    values = np.array([scores.of(key, scores.value) for key in keys]).reshape(len(keys), scores.value.shape[1])
-    return paired_bootstrap_upper(values, scores.baseline, confidence=confidence, resamples=resamples, seed=seed)
+def _bounds(
+    scores: Scores, keys: Sequence[PlanKey], confidence: float, resamples: int, seed: int, side: Side = "upper"
+) -> Bounds:
+    bounds = loss_bounds(
+        _values(scores, keys),
+        scores.baseline,
+        confidence=confidence,
+        resamples=resamples,
+        seed=seed,
+        side=side,
+        in_unit_range=scores.in_unit_range,
+    )
+    own = np.array([key == FULL_PREFILL for key in keys])  # loses nothing against itself, on no sample that may come
+    return Bounds(*(np.where(own & ~np.isnan(bound), 0.0, bound) for bound in bounds))
+
+
+def _values(scores: Scores, keys: Sequence[PlanKey]) -> Floats:
+    return np.array([scores.of(key, scores.value) for key in keys]).reshape(len(keys), len(scores.samples))
 
 
 def _cost_columns(cost: PlanCost, source: Source) -> dict[str, Any]:
@@ -137,8 +170,7 @@ def _cost_columns(cost: PlanCost, source: Source) -> dict[str, Any]:
     }
 
 
-def _quality_columns(scores: Scores, cost: PlanCost) -> dict[str, Any]:
-    key = cost.plan.key
+def _quality_columns(scores: Scores, key: PlanKey) -> dict[str, Any]:
     value, baseline = scores.of(key, scores.value), scores.baseline
     paired = ~np.isnan(value) & ~np.isnan(baseline)
     quality, full = _mean(value[paired]), _mean(baseline[paired])
@@ -160,7 +192,7 @@ def _quality_columns(scores: Scores, cost: PlanCost) -> dict[str, Any]:
 
 
 def _gap_recovered(quality: float | None, full: float | None, floor: float | None) -> float | None:
-    if quality is None or full is None or floor is None or abs(full - floor) <= _SMALLEST_GAP:
+    if quality is None or full is None or floor is None or abs(full - floor) <= SMALLEST_GAP:
         return None
     return (quality - floor) / (full - floor)
 
@@ -170,5 +202,5 @@ def _mean(values: Floats) -> float | None:
     return float(known.mean()) if known.size else None
 
 
-def _or_none(value: np.float64) -> float | None:
-    return None if np.isnan(value) else float(value)
+def _or_none(value: np.float64 | None) -> float | None:
+    return None if value is None or np.isnan(value) else float(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from kvprofile.analysis.loss import Floats
 from kvprofile.layers import PLAN_COLUMNS, Plan, PlanKey
+from kvprofile.scoring import BUILT_IN
 
-_FULL_PREFILL: PlanKey = Plan("full_prefill").key
+FULL_PREFILL: PlanKey = Plan("full_prefill").key
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Scores:
         task: Value of the `task` column.
         dataset: Value of the `dataset` column.
         metric: Value of the `metric` column.
+        samples: Id of every column of the arrays, sorted.
         plans: Row of every plan in the arrays.
         value: Scores.
         kl: Divergence of the receiver's next-token distributions from full prefill's, mean over the answer, in nats.
@@ -34,6 +38,7 @@ class Scores:
     task: str
     dataset: str
     metric: str
+    samples: tuple[str, ...]
     plans: dict[PlanKey, int]
     value: Floats
     kl: Floats
@@ -45,9 +50,20 @@ class Scores:
         row = self.plans.get(plan)
         return np.full(array.shape[1], np.nan) if row is None else array[row]
 
+    def among(self, chosen: NDArray[np.bool_]) -> Scores:
+        """Returns the scores on some of the samples."""
+        arrays = {name: getattr(self, name)[:, chosen] for name in ("value", "kl", "top1_agreement", "same_output")}
+        samples = tuple(name for name, there in zip(self.samples, chosen, strict=True) if there)
+        return dataclasses.replace(self, samples=samples, **arrays)
+
+    @property
+    def in_unit_range(self) -> bool:
+        """Whether the metric is known not to leave 0 to 1."""
+        return self.metric in BUILT_IN
+
     @property
     def baseline(self) -> Floats:
-        return self.of(_FULL_PREFILL, self.value)
+        return self.of(FULL_PREFILL, self.value)
 
 
 def all_scores(measurements: pa.Table) -> Iterator[Scores]:
@@ -77,10 +93,11 @@ def _scores(measurements: pa.Table, task: str, dataset: str, metric: str) -> Sco
         cells[rows[ok], columns[ok]] = found[ok]
         return cells
 
-    same = _same_output(_outputs(table), ok, rows, columns, plans.get(_FULL_PREFILL))
+    same = _same_output(_outputs(table), ok, rows, columns, plans.get(FULL_PREFILL))
     same_output = np.full((len(plans), len(samples)), np.nan)
     same_output[rows, columns] = same
-    return Scores(task, dataset, metric, plans, array("value"), array("kl"), array("top1_agreement"), same_output)
+    arrays = array("value"), array("kl"), array("top1_agreement"), same_output
+    return Scores(task, dataset, metric, tuple(samples), plans, *arrays)
 
 
 def _outputs(table: pa.Table) -> list[bytes | None]:

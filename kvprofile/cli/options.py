@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvprofile.recipe import Recipe
 
+RULE_HELP = "Which loss must be within --max-loss: point (measured), bound (upper bound) or certified."
+
 
 def recipe_with(recipe: str | None, options: Mapping[str, Any]) -> Recipe:
     """Returns a recipe file with options laid over it, or a recipe made of options alone.
@@ -40,6 +42,18 @@ def recipe_with(recipe: str | None, options: Mapping[str, Any]) -> Recipe:
     if models:
         given["models"] = {**(base.models.model_dump() if base else {}), **models}
     return with_options(base, **given) if base else parse_recipe(given, Path.cwd(), "options")
+
+
+def parse_bytes(size: str | None) -> int | None:
+    """Returns the bytes of a size such as `12GB`, None for None."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    from kvprofile.errors import BadInput
+
+    try:
+        return TypeAdapter(ByteSize | None).validate_python(size)
+    except ValidationError as error:
+        raise BadInput(f'--memory-limit "{size}" is not a size; write 12GB or 800MB') from error
 
 
 def _units(text: str) -> tuple[int, ...]:

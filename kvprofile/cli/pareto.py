@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kvprofile.cli.options import RULE_HELP
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.report.text import print_line
 
@@ -28,6 +29,11 @@ def pareto(
         str, typer.Argument(help="A profile's folder, its profile.parquet, a pair's folder or a store.")
     ],
     max_loss: Annotated[str | None, typer.Option(help="Loss to accept: 1% (relative) or 1pt (points).")] = None,
+    rule: Annotated[str, typer.Option(help=RULE_HELP)] = "point",
+    split: Annotated[
+        float | None, typer.Option(help="Share of the samples that chooses, such as 0.5; the others judge.")
+    ] = None,
+    all_tasks: Annotated[bool, typer.Option(help="Select one plan for all tasks and datasets.")] = False,
     metric: Annotated[str | None, typer.Option(help="Metric; the task's first if not given.")] = None,
     task: Annotated[str | None, typer.Option(help="Only this task.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Only this dataset.")] = None,
@@ -42,36 +48,45 @@ def pareto(
 ) -> None:
     """Print the frontier of recompute against quality, and the cheapest plan within --max-loss.
 
-    Exits with 1 if a task has no plan within --max-loss.
+    Exits with 1 if a task has no plan within --max-loss, or with --all-tasks if no plan is within it on all of them.
     """
     from kvprofile.errors import BadInput
-    from kvprofile.limits import parse_loss
-    from kvprofile.report.frontier import block_document, frontier_blocks
-    from kvprofile.report.terminal import frontier_csv, print_block
+    from kvprofile.limits import parse_loss, parse_rule
+    from kvprofile.report.frontier import block_document, everywhere, frontier_blocks, plan_document
+    from kvprofile.report.terminal import frontier_csv, print_block, print_everywhere
     from kvprofile.store.reader import load
 
     if as_json and output is Format.csv:
         raise BadInput("--json and --format csv contradict each other; give one of them")
     limit = None if max_loss is None else parse_loss(max_loss)
+    if all_tasks and (limit is None or split is not None):
+        raise BadInput("--all-tasks selects within --max-loss on all samples; give --max-loss and no --split")
     loaded = load(profile)
     blocks = frontier_blocks(
         loaded,
         limit=limit,
+        rule=parse_rule(rule),
+        split=split,
         metric=metric,
         task=task,
         dataset=dataset,
         granularity=granularity,
         confidence=confidence,
     )
+    common = everywhere(blocks, parse_rule(rule)) if all_tasks else None
     if as_json or output is Format.json:
+        together = {"selected_on_all_tasks": common and [plan_document(row) for row in common]} if all_tasks else {}
         identity = {"profile": str(loaded.folder), "profile_id": loaded.header["profile_id"]}
-        print_json({**identity, "blocks": [block_document(block) for block in blocks]})
+        print_json({**identity, **together, "blocks": [block_document(block) for block in blocks]})
     elif output is Format.csv:
         typer.echo(frontier_csv(blocks), nl=False)
     else:
         console = out()
         for block in blocks:
             print_block(console, block)
+        if all_tasks:
+            print_everywhere(console, blocks, common)
         print_line(console, f"profile: {loaded.folder}")
-    if limit is not None and any(block.selected is None for block in blocks):
+    missing = common is None if all_tasks else any(block.selected is None for block in blocks)
+    if limit is not None and missing:
         raise typer.Exit(1)

@@ -109,7 +109,7 @@ def _checked(recipe: Recipe) -> dict[str, Any]:
     for source in recipe.data:
         task = task_of(source)
         metrics = [metric(name).identity for name in task.metrics]
-        data = load_dataset(source, recipe.folder)
+        data = load_dataset(source, recipe.folder, with_answers=recipe.references == "data")
         chosen = choose(data, recipe.contexts, recipe.seed)
         sources.append(
             {

@@ -41,8 +41,10 @@ class Dataset:
     records: tuple[Record, ...]
 
 
-def load_dataset(source: DataSource, folder: Path) -> Dataset:
+def load_dataset(source: DataSource, folder: Path, with_answers: bool = True) -> Dataset:
     """Reads and maps all records; relative paths are looked up from `folder`, then here, then among what is bundled.
+
+    Without answers, none are read, and the data need not have any.
 
     Raises:
         BadInput: If the data is missing, empty, not what its suffix says, or a record lacks a field or repeats an id.
@@ -55,7 +57,7 @@ def load_dataset(source: DataSource, folder: Path) -> Dataset:
         rows = {".jsonl": _jsonl_rows, ".parquet": _parquet_rows, ".csv": _csv_rows}[path.suffix](path)
     records: dict[str, Record] = {}
     for number, row in rows:
-        record = _record(row, source.fields, f"{origin} {unit} {number}")
+        record = _record(row, source.fields, f"{origin} {unit} {number}", with_answers)
         if record.id in records:
             raise BadInput(
                 f'{origin} {unit} {number} repeats the id "{record.id}"; every record needs an id of its own'
@@ -169,7 +171,7 @@ def _hub_rows(source: DataSource) -> Iterator[tuple[int, dict[str, Any]]]:
     return enumerate(table, 1)
 
 
-def _record(row: Mapping[str, Any], fields: FieldMapping, place: str) -> Record:
+def _record(row: Mapping[str, Any], fields: FieldMapping, place: str, with_answers: bool) -> Record:
     def cell(field: str, column: str) -> Any:
         if column not in row:
             present = ", ".join(map(str, row)) or "none"
@@ -192,7 +194,8 @@ def _record(row: Mapping[str, Any], fields: FieldMapping, place: str) -> Record:
         name = str(name) if isinstance(name, int) else _text(name, fields.id, place)
         if not name:
             raise BadInput(f'{place} has an empty "{fields.id}"; every record needs an id of its own')
-    return Record(name, context, question, _answers(cell("answers", fields.answers), fields.answers, place))
+    answers = _answers(cell("answers", fields.answers), fields.answers, place) if with_answers else ()
+    return Record(name, context, question, answers)
 
 
 def _text(value: Any, column: str, place: str) -> str:

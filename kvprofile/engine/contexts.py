@@ -44,6 +44,13 @@ class ContextCaches:
             return tuple(KV(kv.keys[:, :, :0], kv.values[:, :, :0]) for kv in self.receiver_kv)
         return self._receiver.recompute(self._token_ids[: self._head_tokens], self._receiver.all_layers, None)
 
+    def recomputed(self, group: LayerRange) -> ContextKV:
+        """Returns the K/V of a group's layers alone, recomputed from the sender's hidden states that enter it."""
+        if group.start == 0:
+            return self.receiver_kv[: group.stop]
+        entering = self.sender_capture.entering[group.start]
+        return self._receiver.recompute(self._token_ids, group, entering, keys_end_it=True)
+
     def mixed(self, group: LayerRange) -> ContextKV:
         """Returns the sender's K/V with the group's layers recomputed by the receiver.
 

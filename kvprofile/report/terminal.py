@@ -5,20 +5,27 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvprofile.analysis.choice import REFERENCE_ARMS, beaten_by
 from kvprofile.layers import groups
+from kvprofile.limits import Rule
 from kvprofile.report.frontier import Block, Row, plan_document, plan_text, saved
+from kvprofile.report.terminal_plot import frontier_plot
 from kvprofile.report.text import harmless, print_line
+
+if TYPE_CHECKING:
+    from kvprofile.analysis.decision import Decision
 
 _WIDTH_OF_FILES = 500
 _WIDTH_FOR_BYTES = 110
 _UNKNOWN = "–"
-_UNSURE = "The upper bound lies above the limit: measure more contexts to be sure"
+_SURENESS: dict[Rule, str] = {"point": "measured", "bound": "bounded", "certified": "certified"}
 
 
 def print_block(console: Console, block: Block) -> None:
@@ -29,9 +36,23 @@ def print_block(console: Console, block: Block) -> None:
     print_table(console, _frontier_table(block, wide))
     if not wide:
         print_line(console, "(E and KV bytes per token: in a wider terminal, or with --format csv)")
-    for line in _answer(block):
+    for line in (*frontier_plot(block), *answer_lines(block)):
         print_line(console, line)
     console.print()
+
+
+def print_everywhere(console: Console, blocks: Sequence[Block], rows: Sequence[Row] | None) -> None:
+    """Prints which plan is within the limit on every task, with its loss on each."""
+    limit = blocks[0].limit
+    if rows is None:
+        print_line(
+            console, f"No plan is within {limit} on all of the {len(blocks)} tasks and datasets: use full_prefill."
+        )
+        return
+    losses = [f"{b.task} / {b.dataset} {_loss(row, b)}" for b, row in zip(blocks, rows, strict=True)]
+    print_line(
+        console, f"Cheapest plan within {limit} on all tasks: {plan_text(rows[0])}; loss on {', '.join(losses)}."
+    )
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -74,7 +95,9 @@ def frontier_csv(blocks: Sequence[Block]) -> str:
     for block in blocks:
         for row in block.frontier:
             where = {"task": block.task, "dataset": block.dataset, "metric": block.metric}
-            cells = {**where, **plan_document(row), "confidence": block.confidence, "selected": row is block.selected}
+            document = {k: v for k, v in plan_document(row).items() if k != "not_known"}
+            document["beaten_by"] = " ".join(document["beaten_by"])
+            cells = {**where, **document, "confidence": block.confidence, "selected": row is block.selected}
             if writer is None:
                 writer = csv.DictWriter(file, list(cells), lineterminator="\n")
                 writer.writeheader()
@@ -95,6 +118,11 @@ def _caption(block: Block) -> list[str]:
         f"{block.task} / {block.dataset}, {block.metric}{counts}{grid}",
         f"  {', '.join(scores)}",
         f"  upper bounds are one-sided at {100 * block.confidence:g}%, losses are against full_prefill",
+        *(
+            [f"  chosen on {chose} of the samples, all numbers are of the {sample['n_scored'] if sample else 0} others"]
+            if (chose := block.decision.selection_samples if block.decision else None)
+            else []
+        ),
     ]
 
 
@@ -122,49 +150,94 @@ def _frontier_table(block: Block, wide: bool) -> Table:
     return table
 
 
-def _answer(block: Block) -> list[str]:
-    if block.limit is None:
-        return []
-    if block.granularity:
-        lead = f"A sweep at granularity {block.granularity} alone would have selected"
-    else:
-        lead = f"Cheapest plan within {block.limit}:"
-    lines = [f"{lead} {_sentence(block.selected, block)}." if block.selected else _none(block)]
+def answer_lines(block: Block) -> list[str]:
+    """Returns what is selected, how sure that is, and what is worthless, in sentences."""
+    worthless = [f"{plan_text(row)} {_worth(beaten)}." for row in block.frontier if (beaten := beaten_by(row))]
+    if block.decision is None:
+        return worthless
+    lines = [f"{_selected(block.decision, block)}." if block.selected else _none(block)]
+    lines += [*_surer(block.decision, block), *worthless]
     for unit, row in block.grids.items():
         plan = f"{plan_text(row)}, loss {_loss(row, block)}" if row else "no plan"
         lines.append(f"Granularity {unit} alone ({_group_count(block, unit)} groups) would have selected {plan}.")
     return lines
 
 
-def _sentence(row: Row, block: Block) -> str:
+def _worth(beaten: Sequence[str]) -> str:
+    both = len(beaten) == len(REFERENCE_ARMS)
+    return f"{'is worthless: it ' if both else ''}scores no better than {' and '.join(beaten)}"
+
+
+def _selected(decision: Decision, block: Block) -> str:
+    row = block.selected
+    assert row is not None
+    within = f"{_SURENESS[decision.rule]} within {block.limit}" + _at(decision, block)
+    if block.granularity:
+        lead = f"A sweep at granularity {block.granularity} alone would have selected, {within},"
+    else:
+        lead = f"Cheapest plan {within}:"
     modelled = percent(saved(row["prefill_flops"], row["full_prefill_flops"]), 0)
-    measured = percent(saved(row["measured_prefill_ms"], row["measured_full_prefill_ms"]), 0)
+    timed = percent(saved(row["measured_prefill_ms"], row["measured_full_prefill_ms"]), 0)
     parts = [
-        plan_text(row),
+        f"{lead} {plan_text(row)}",
         f"{block.metric} {number(row['quality'], 3)} against {number(row['baseline_quality'], 3)}",
         f"loss {_loss(row, block)}",
         *([f"{modelled} of the prefill FLOPs saved (modelled)"] if modelled else []),
-        *([f"{measured} of its time (measured)"] if measured else []),
+        *([f"{timed} of its time (measured)"] if timed else []),
     ]
-    return ", ".join(parts) + ("" if _sure(row, block) else f". {_UNSURE}")
+    return ", ".join(parts)
 
 
-def _sure(row: Row, block: Block) -> bool:
-    upper = {"loss_rel": row["loss_rel_upper"], "loss_points": row["loss_points_upper"]}
-    return block.limit is None or block.limit.allows(upper)
+def _at(decision: Decision, block: Block) -> str:
+    if decision.rule == "point":
+        return ""
+    among = f" for all {decision.tested} plans at once" if decision.tested > 1 else ""
+    return f" at {100 * block.confidence:g}%{among}"
+
+
+def _surer(decision: Decision, block: Block) -> list[str]:
+    """Returns what would make the answer surer."""
+    lines = []
+    if (
+        decision.rule == "point"
+        and decision.selected
+        and block.limit
+        and not block.limit.allows(decision.selected, "bound")
+    ):
+        lines.append("Its upper bound lies above the limit: measure more contexts to be sure.")
+    verb = "certify" if decision.rule == "certified" else "bound"
+    lines += [
+        f"To {verb} {plan_text(row)} within {block.limit} would take about {samples} samples, if further ones look like these."
+        for row, samples in decision.needed
+    ]
+    if decision.rule == "bound" and decision.selected and decision.selection_samples is None:
+        lines.append("The bound is of each plan by itself; --split 0.5 chooses on one half and bounds on the other.")
+    return lines
 
 
 def _loss(row: Row, block: Block) -> str:
-    if block.limit and block.limit.unit == "pt":
-        value, upper = number(row["loss_points"], 1), number(row["loss_points_upper"], 1)
-        return f"{value} points (at most {upper or 'unknown'})"
-    return f"{percent(row['loss_rel'])} (at most {percent(row['loss_rel_upper']) or 'unknown'})"
+    unit = block.limit.unit if block.limit else "%"
+    column = "loss_points" if unit == "pt" else "loss_rel"
+
+    def shown(end: str) -> str:
+        value = row.get(column + end)
+        return (number(value, 1) if unit == "pt" else percent(value)) or "unknown"
+
+    certified = f", certified at most {shown('_certified')}" if f"{column}_certified" in row else ""
+    return f"{shown('')}{' points' if unit == 'pt' else ''} (at most {shown('_upper')}{certified})"
 
 
 def _none(block: Block) -> str:
     full = block.arms.get("full_prefill")
+    decision = block.decision
+    assert decision is not None
     if full is not None and full["quality"] == 0 and block.limit and block.limit.unit == "%":
         return f"No plan within {block.limit}: full_prefill scores 0, so give points, such as 1pt."
+    if decision.measured is not None:
+        return (
+            f"No plan is {_SURENESS[decision.rule]} within {block.limit}{_at(decision, block)}: insufficient evidence. "
+            f"{plan_text(decision.measured)} measures {_loss(decision.measured, block)}; until more is known, use full_prefill."
+        )
     if block.unscored:
         return (
             f"No plan within {block.limit} among those scored on all samples; {block.unscored} were not: they failed "

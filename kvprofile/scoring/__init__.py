@@ -29,6 +29,11 @@ class Metric(NamedTuple):
         return f"{self.name}@{self.version}"
 
 
+def agreement(metric: Metric, output: str, own: str) -> float:
+    """Returns how well an answer agrees with full prefill's own; the same text is full agreement, even where it says nothing."""
+    return 1.0 if output == own and metric.name in BUILT_IN else metric.score(output, (own,))
+
+
 def metric(name: str) -> Metric:
     """Returns the metric called `name`: a built-in one, or one of the `evaluate` library (`bleu` or `evaluate:bleu`).
 

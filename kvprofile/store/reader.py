@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,8 @@ from kvprofile.store.schema import FOOTER_KEY, FORMAT_VERSION, MEASUREMENTS, PRO
 PROFILE_FILE = "profile.parquet"
 MEASUREMENTS_FILE = "measurements.parquet"
 SAMPLES_FILE = "samples.parquet"
+VALIDATIONS_FOLDER = "validations"
+SENSITIVITY_FOLDER = "sensitivity"
 
 _ALWAYS = (
     *("strategy", "recomputed_layers", "total_layers", "recompute_fraction", "task", "dataset", "metric"),
@@ -50,6 +53,21 @@ class Profile:
     def samples(self) -> pa.Table:
         """Reads and returns the table with one row per sample."""
         return _read(self.folder / SAMPLES_FILE, SAMPLES)[0]
+
+    def validations(self) -> list[dict[str, Any]]:
+        """Returns what `kvprofile validate` found, oldest first; the measurements lie in the file each one names."""
+        found = []
+        for path in sorted((self.folder / VALIDATIONS_FOLDER).glob("*.parquet"), key=lambda p: p.stem[-4:]):
+            _, header = _read(path, MEASUREMENTS, with_header=True)
+            if not _is_validation(header.get("validation")):
+                raise BadInput(f"{path} holds no validation; remove it or validate again")
+            found.append({**header["validation"], "file": str(path)})
+        return found
+
+    def sensitivity(self, direction: str = "forward") -> pa.Table | None:
+        """Returns the measurements of `kvprofile sensitivity`, None if it has not run; `reverse` exchanges the models' roles."""
+        path = self.folder / SENSITIVITY_FOLDER / f"{direction}.parquet"
+        return _read(path, MEASUREMENTS)[0] if path.is_file() else None
 
 
 def versions(pair: Path) -> list[tuple[int, Path]]:
@@ -144,6 +162,33 @@ def _problem(row: Mapping[str, Any]) -> str | None:
     if row["granularity"] is not None and row["granularity"] < 1:
         return f"granularity {row['granularity']}"
     return None
+
+
+_OF_VALIDATION: dict[str, type | UnionType] = {
+    **dict.fromkeys(("task", "dataset", "metric", "created_at"), str),
+    **dict.fromkeys(("samples", "overlap_left_out"), int),
+    "max_loss": str | None,
+    "confidence": float,
+    "plans": list,
+}
+_OF_VALIDATED_PLAN: dict[str, type | UnionType] = {
+    **dict.fromkeys(("plan", "strategy", "unit"), str),
+    **dict.fromkeys(("start_layer", "stop_layer"), int | None),
+    "params": str | None,
+    **dict.fromkeys(
+        ("promised_at_most", "profiled_loss", "loss", "loss_lower", "loss_upper", "quality"), float | int | None
+    ),
+    **dict.fromkeys(("held", "bounded", "beyond_chance"), bool | None),
+}
+
+
+def _is_validation(value: Any) -> bool:
+    """Returns whether a value from a file has the shape of what `kvprofile validate` writes."""
+
+    def has(held: Any, shape: Mapping[str, type | UnionType]) -> bool:
+        return isinstance(held, dict) and all(k in held and isinstance(held[k], kind) for k, kind in shape.items())
+
+    return has(value, _OF_VALIDATION) and all(has(plan, _OF_VALIDATED_PLAN) for plan in value["plans"])
 
 
 def _read(path: Path, schema: pa.Schema, with_header: bool = False) -> tuple[pa.Table, dict[str, Any]]:

@@ -8,17 +8,20 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
+from kvprofile.errors import Interrupted
 from kvprofile.store.reader import versions
 from kvprofile.store.schema import FOOTER_KEY, missing_header_keys
 
+LOCK = "lock"
 _LONGEST_NAME = 96
 _TEMPORARY = ".tmp-"
 
@@ -34,6 +37,23 @@ def _safe(name: str) -> str:
         return safe
     # Two names that differ only in what was replaced or cut must not share a folder.
     return f"{safe[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}".lstrip("-")
+
+
+@contextmanager
+def alone(work: Path) -> Iterator[None]:
+    """Makes a folder and keeps other processes from the same work while the block runs.
+
+    Raises:
+        Interrupted: If another process is at it.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(work / LOCK, timeout=0):
+            yield
+    except Timeout:
+        raise Interrupted(
+            f"another process does this very work in {work}; wait for it, or give another place"
+        ) from None
 
 
 def write_table(table: pa.Table, path: Path, footer: dict[str, Any] | None = None) -> None:

@@ -1,0 +1,162 @@
+"""What moved between two profiles, as one document and drawn on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from kvprofile.analysis.comparison import moved
+from kvprofile.analysis.decision import Resampling
+from kvprofile.analysis.scores import Scores, all_scores
+from kvprofile.errors import BadInput
+from kvprofile.layers import plan_key
+from kvprofile.limits import LossLimit, Rule
+from kvprofile.report.frontier import Block, Row, frontier_blocks, plan_document, plan_text
+from kvprofile.report.terminal import add_row, new_table, number, percent, print_table
+from kvprofile.report.text import print_line
+from kvprofile.store.reader import Profile
+
+_HEADER = (
+    "profile_id",
+    "version",
+    "created_at",
+    "recipe_sha256",
+    "attention",
+    "device",
+    "torch",
+    "transformers",
+    "search",
+)
+_MODEL = ("name", "revision", "weights_sha256", "tokenizer_sha256", "template_sha256", "dtype")
+
+
+def comparison_document(
+    before: Profile, after: Profile, limit: LossLimit | None = None, rule: Rule = "point", metric: str | None = None
+) -> dict[str, Any]:
+    """Returns what differs in the headers, which plans came to and left the frontier, how scores moved, and what is selected.
+
+    Tasks are compared that both profiles have; where only the data differ, one task's data of each.
+
+    Raises:
+        BadInput: If the profiles have no task and metric in common.
+    """
+    pairs = _paired(
+        frontier_blocks(before, limit=limit, rule=rule, metric=metric),
+        frontier_blocks(after, limit=limit, rule=rule, metric=metric),
+    )
+    scores = [{(s.task, s.dataset, s.metric): s for s in all_scores(one.measurements())} for one in (before, after)]
+    contexts = [_contexts(one) for one in (before, after)]
+    resampling = Resampling.of(before.header)
+    blocks = []
+    for old, new in pairs:
+        own = [held[one.task, one.dataset, one.metric] for held, one in zip(scores, (old, new), strict=True)]
+        hashes = tuple(held[one.task, one.dataset] for held, one in zip(contexts, (old, new), strict=True))
+        blocks.append(_block(old, new, (own[0], own[1]), (hashes[0], hashes[1]), resampling))
+    return {
+        "before": str(before.folder),
+        "after": str(after.folder),
+        "header": _differences(before.header, after.header),
+        "max_loss": None if limit is None else str(limit),
+        "rule": rule,
+        "blocks": blocks,
+    }
+
+
+def _paired(before: list[Block], after: list[Block]) -> list[tuple[Block, Block]]:
+    exact = {(b.task, b.dataset, b.metric): b for b in after}
+    by_task: dict[tuple[str, str], list[Block]] = {}
+    for block in after:
+        by_task.setdefault((block.task, block.metric), []).append(block)
+    found = []
+    for block in before:
+        same_task = by_task.get((block.task, block.metric), [])
+        other = exact.get((block.task, block.dataset, block.metric)) or (same_task[0] if len(same_task) == 1 else None)
+        if other is not None:
+            found.append((block, other))
+    if not found:
+        raise BadInput("the profiles have no task and metric in common; compare profiles of one task")
+    return found
+
+
+def _contexts(profile: Profile) -> dict[tuple[str, str], dict[str, str]]:
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for row in profile.samples().select(["task", "dataset", "sample_id", "context_sha256"]).to_pylist():
+        found.setdefault((row["task"], row["dataset"]), {})[row["sample_id"]] = row["context_sha256"]
+    return found
+
+
+def _block(
+    old: Block,
+    new: Block,
+    scores: tuple[Scores, Scores],
+    contexts: tuple[Mapping[str, str], Mapping[str, str]],
+    resampling: Resampling,
+) -> dict[str, Any]:
+    rows: dict[Any, Row] = {plan_key(row): row for block in (new, old) for row in block.frontier}
+    arms = {plan_key(row): row for block in (new, old) for row in block.arms.values()}
+    changes = moved(*scores, [*arms, *(key for key in rows if key not in arms)], contexts, **resampling._asdict())
+    fronts = [{plan_key(row) for row in block.frontier} for block in (old, new)]
+    return {
+        "task": old.task,
+        "metric": old.metric,
+        "datasets": [old.dataset, new.dataset],
+        "confidence": resampling.confidence,
+        "moved": [
+            {
+                "plan": plan_text((rows | arms)[one.plan]),
+                "on_frontier": [one.plan in front for front in fronts],
+                **{name: getattr(one, name) for name in one._fields if name != "plan"},
+            }
+            for one in changes
+        ],
+        "selected": [plan_document(block.selected) if block.selected else None for block in (old, new)],
+    }
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Returns what differs by name, first and second."""
+
+    def flat(header: Mapping[str, Any]) -> dict[str, Any]:
+        models = {f"{role}.{key}": header[role].get(key) for role in ("sender", "receiver") for key in _MODEL}
+        data = ", ".join(f"{one['name']} {str(one['sha256'])[:12]}" for one in header["datasets"])
+        return {**{key: header.get(key) for key in _HEADER}, **models, "datasets": data}
+
+    first, second = flat(before), flat(after)
+    return {key: [first[key], second[key]] for key in first if first[key] != second[key]}
+
+
+def print_comparison(console: Console, document: Mapping[str, Any]) -> None:
+    """Prints what `comparison_document` returned."""
+    print_line(console, f"before: {document['before']}")
+    print_line(console, f"after:  {document['after']}")
+    for name, (old, new) in document["header"].items():
+        short = 12 if name.endswith("sha256") else None
+        print_line(console, f"  {name}: {str(old)[:short]} → {str(new)[:short]}")
+    for block in document["blocks"]:
+        data = " → ".join(dict.fromkeys(block["datasets"]))
+        print_line(
+            console,
+            f"{block['task']} / {data}, {block['metric']}; paired differences with one-sided bounds at "
+            f"{100 * block['confidence']:g}%",
+        )
+        table = new_table(
+            "plan", "frontier", "before", "after", "shared\nsamples", "points", "at\nleast", "at\nmost", left=2
+        )
+        for one in block["moved"]:
+            cells = [number(one["before"], 3), number(one["after"], 3), one["shared_samples"]]
+            points = [number(one[name], 1) for name in ("difference_points", "lower", "upper")]
+            add_row(table, [one["plan"], _FRONTIER[tuple(one["on_frontier"])], *cells, *points])
+        print_table(console, table)
+        if document["max_loss"]:
+            old, new = (_selected(one) for one in block["selected"])
+            print_line(console, f"selected within {document['max_loss']} (rule {document['rule']}): {old} → {new}")
+        console.print()
+
+
+_FRONTIER = {(True, True): "stays", (True, False): "leaves", (False, True): "comes", (False, False): ""}
+
+
+def _selected(plan: Mapping[str, Any] | None) -> str:
+    return "no plan" if plan is None else f"{plan['plan']}, loss {percent(plan['loss_rel']) or 'unknown'}"

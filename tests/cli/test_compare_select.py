@@ -1,0 +1,164 @@
+"""`kvprofile compare` and `kvprofile select`, and the rules of `pareto`, on published made-up profiles."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvprofile.cli import app
+from tests.profile_factory import measurements, publish_profile
+
+QA, CODE = ("qa", "hotpotqa"), ("code", "stdlib")
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def document(*words: object) -> Any:
+    return json.loads(run(*words, "--json").stdout)
+
+
+@pytest.fixture(name="folder", scope="module")
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return publish_profile(tmp_path_factory.mktemp("store"), samples=300)
+
+
+@pytest.fixture(name="tasks", scope="module")
+def _tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Code loses wherever layer 4 is not recomputed, too."""
+    rows = measurements(sources=[QA, CODE])
+    for row in rows:
+        group = range(row["start_layer"], row["stop_layer"]) if row["start_layer"] is not None else ()
+        if row["task"] == "code" and row["strategy"] == "layer_group" and 4 not in group:
+            row["value"] *= 0.5
+    return publish_profile(tmp_path_factory.mktemp("store"), rows, sources=[QA, CODE])
+
+
+def test_select_is_one_document_and_says_how_sure(folder: Path) -> None:
+    found = document("select", folder, "--max-loss", "5%")
+    assert found["selected"] == {
+        "strategy": "layer_group",
+        "start_layer": 2,
+        "stop_layer": 4,
+        "params": None,
+        "recompute_fraction": pytest.approx(1 / 3),
+    }
+    assert found["sureness"] == "bounded at 95%, for this plan by itself"
+    assert found["tasks"][0]["plan"]["loss_rel_upper"] > found["tasks"][0]["plan"]["loss_rel"]
+    assert (
+        run("select", folder, "--max-loss", "5%").stdout == run("select", folder, "--max-loss", "5%", "--json").stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (["--rule", "certified"], "certified at 95%, for all 21 plans at once"),
+        (["--rule", "certified", "--split", "0.5"], "certified at 95%"),
+        (["--rule", "bound", "--split", "0.5"], "bounded at 95%, on samples that did not choose it"),
+    ],
+)
+def test_select_by_every_rule(folder: Path, rule: list[str], words: str) -> None:
+    found = document("select", folder, "--max-loss", "6%", *rule)
+    assert found["plan"] == "layers 2–3 (2 of 6)"
+    assert found["sureness"] == words
+
+
+def test_select_says_full_prefill_and_exits_1(folder: Path) -> None:
+    result = run("select", folder, "--max-loss", "0.5%", "--rule", "bound")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert (found["selected"], found["plan"]) == (None, "full_prefill")
+    assert found["tasks"][0]["samples_needed"][0]["samples"] > 300
+
+
+def test_one_plan_for_all_tasks(tasks: Path) -> None:
+    assert document("select", tasks, "--max-loss", "5%", "--task", "qa")["plan"] == "layers 2–3 (2 of 6)"
+    assert document("select", tasks, "--max-loss", "5%", "--task", "code")["plan"] == "layers 2–4 (3 of 6)"
+    both = document("select", tasks, "--max-loss", "5%", "--all-tasks")
+    assert both["plan"] == "layers 2–4 (3 of 6)"
+    assert [one["task"] for one in both["tasks"]] == ["code", "qa"]
+    result = run("pareto", tasks, "--max-loss", "5%", "--all-tasks")
+    assert "Cheapest plan within 5% on all tasks: layers 2–4 (3 of 6); loss on code / stdlib 0.0%" in result.output
+    assert document("pareto", tasks, "--max-loss", "5%", "--all-tasks")["selected_on_all_tasks"][0]["start_layer"] == 2
+    none = run("select", tasks, "--max-loss", "5%", "--all-tasks", "--rule", "bound")
+    assert none.exit_code == 1
+    assert "--all-tasks" in str(run("select", tasks, "--max-loss", "5%").exception)
+
+
+def test_pareto_tells_the_rules_apart(folder: Path) -> None:
+    measured, bounded, certified, split = (
+        run("pareto", folder, "--max-loss", "6%", *rule).output
+        for rule in ([], ["--rule", "bound"], ["--rule", "certified"], ["--rule", "bound", "--split", "0.5"])
+    )
+    assert "Cheapest plan measured within 6%: layers 2–3" in measured
+    assert "Cheapest plan bounded within 6% at 95%: layers 2–3" in bounded
+    assert "--split 0.5 chooses on one half" in bounded
+    assert "Cheapest plan certified within 6% at 95% for all 21 plans at once: layers 2–3" in certified
+    assert "certified at most" in certified
+    assert "chosen on 150 of the samples, all numbers are of the 150 others" in split
+    assert "f1, 150 of 150 samples" in split
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rule", "bounds"], 'did you mean "bound"'),
+        (["--split", "1"], "--split 1.0 is not between 0 and 1"),
+        (["--all-tasks", "--split", "0.5"], "no --split"),
+    ],
+)
+def test_bad_input(folder: Path, words: list[str], message: str) -> None:
+    for command in ("select", "pareto"):
+        assert message in str(run(command, folder, "--max-loss", "5%", *words).exception)
+
+
+def test_worthless_plans_are_called_so(tmp_path: Path) -> None:
+    rows = measurements(sources=[QA])
+    for row in rows:
+        if row["strategy"] == "full_reuse":
+            row["value"] = 0.0
+    output = run("pareto", publish_profile(tmp_path, rows)).output
+    assert "full_reuse is worthless: it scores no better than no_context and sender_alone." in output
+
+
+def test_compare_pairs_samples_and_says_what_moved(tmp_path: Path) -> None:
+    before = publish_profile(tmp_path)
+    rows = measurements(sources=[QA])
+    for row in rows:
+        if (row["start_layer"], row["stop_layer"]) == (2, 3) and row["metric"] == "f1":
+            row["value"] += 0.1 if row["sample_id"] != "s0" else 0.0
+        if (row["start_layer"], row["stop_layer"]) == (2, 4):
+            row["value"] = 0.0
+    after = publish_profile(tmp_path, rows, kvprofile_version="0.2.0", torch="2.14.0")
+    found = document("compare", before, after, "--max-loss", "5%")
+    assert found["header"]["torch"] == ["2.13.0", "2.14.0"]
+    (block,) = found["blocks"]
+    moved = {one["plan"]: one for one in block["moved"]}
+    better, lost, same = moved["layer 2 (1 of 6)"], moved["layers 2–3 (2 of 6)"], moved["full_prefill"]
+    assert better["difference_points"] == pytest.approx(10 * 7 / 8)
+    assert 0 < better["lower"] < better["difference_points"] < better["upper"] <= 10
+    assert (better["on_frontier"], better["shared_samples"]) == ([True, True], 8)
+    assert lost["on_frontier"] == [True, False]
+    assert same["difference_points"] == 0
+    old, new = block["selected"]
+    assert old["start_layer"], old["stop_layer"] == (2, 4)
+    assert new["recomputed_layers"] == 3
+    text = run("compare", before, after, "--max-loss", "5%").output
+    assert "leaves" in text
+    assert "selected within 5% (rule point): layers 2–3 (2 of 6), loss 0.0% → " in text
+
+
+def test_compare_of_other_data_shares_no_samples(tmp_path: Path) -> None:
+    before, after = publish_profile(tmp_path / "a"), publish_profile(tmp_path / "b", sources=[("qa", "musique")])
+    (block,) = document("compare", before, after)["blocks"]
+    assert block["datasets"] == ["hotpotqa", "musique"]
+    # The factory's contexts and ids are the same whatever the data are called.
+    assert {one["shared_samples"] for one in block["moved"]} == {8}
+    other = publish_profile(tmp_path / "c", sources=[CODE])
+    assert "no task and metric in common" in str(run("compare", before, other).exception)

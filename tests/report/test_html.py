@@ -1,0 +1,118 @@
+"""The report as a document: what it says, that it escapes, its size, its figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvprofile.cli import app
+from kvprofile.limits import parse_loss
+from kvprofile.report.html import report_html
+from kvprofile.store.reader import load
+from tests.profile_factory import measurements, publish_profile
+
+HOSTILE = "<script>alert('x')</script> $\\alpha$ \u202e\x1b[31m & \"quoted\" " + "漢" * 200
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+class Tags(HTMLParser):
+    """Counts tags and collects texts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        assert not any(name.startswith("on") or (name in ("src", "href") and tag != "use") for name, _ in attrs), (
+            tag,
+            attrs,
+        )
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def report(folder: Path, limit: str = "5%") -> str:
+    return report_html(load(folder), parse_loss(limit), "point")
+
+
+def test_it_says_what_pareto_says(tmp_path: Path) -> None:
+    text = report(publish_profile(tmp_path))
+    assert "Cheapest plan measured within 5%: layers 2–3 (2 of 6)" in text
+    assert "May receiver read the cache of sender?" in text
+    assert "<h3>Had there been no labels</h3>" in text
+    points = json.loads(re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text)[0])["points"]
+    assert any(point[2].startswith("layers 2–3 (2 of 6), f1 0.7") for point in points)
+    assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", text).replace("http-equiv", ""), "nothing from the network"
+
+
+def test_hostile_texts_are_texts(tmp_path: Path) -> None:
+    rows = measurements(sources=[("qa", HOSTILE)])
+    for row in rows:
+        row["output_text"] = HOSTILE
+        row["sample_id"] += HOSTILE
+    model = {"name": HOSTILE, "architecture": HOSTILE}
+    folder = publish_profile(tmp_path, rows, sources=[("qa", HOSTILE)])
+    held = load(folder)
+    for role in ("sender", "receiver"):
+        held.header[role].update(model)
+    text = report_html(held, parse_loss("5%"), "point")
+    plain = Tags(report(publish_profile(tmp_path / "plain")))
+    hostile = Tags(text)
+    assert hostile.tags.count("script") == plain.tags.count("script")
+    assert any("<script>alert('x')</script>" in piece for piece in hostile.texts)
+
+
+def test_one_plan_and_thousands(tmp_path: Path) -> None:
+    few = publish_profile(tmp_path / "few", layers=1, granularity=(1,))
+    assert "layer 0 (1 of 1)" in report(few)
+    many = publish_profile(tmp_path / "many", layers=100, samples=2, granularity=(1,))
+    text = report(many)
+    assert len(text.encode()) < 3_000_000
+    assert text.count("recomputed, 2 of 2 samples") > 5000
+
+
+def test_a_profile_without_its_measurements_has_a_report(tmp_path: Path) -> None:
+    folder = publish_profile(tmp_path)
+    for name in ("measurements.parquet", "samples.parquet"):
+        (folder / name).unlink()
+    assert "Cheapest plan measured within 5%" in report(folder)
+
+
+def test_the_command_writes_report_and_figures(tmp_path: Path) -> None:
+    folder = publish_profile(tmp_path)
+    found = json.loads(run("report", folder, "--plots", tmp_path / "plots", "--json").stdout)
+    assert Path(found["report"]) == folder / "report.html"
+    names = {Path(path).name.split("-")[0] for path in found["figures"]}
+    assert names == {"frontier", "groups", "differences"}
+    for path in map(Path, found["figures"]):
+        start = path.read_bytes()[:200]
+        assert start.startswith(b"\x89PNG") if path.suffix == ".png" else b"<?xml" in start
+        assert b"var(--" not in path.read_bytes()
+    again = (folder / "report.html").read_bytes()
+    run("report", folder)
+    assert (folder / "report.html").read_bytes() == again, "the same profile gives the same report"
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run("report", publish_profile(tmp_path / "store"), "-o", tmp_path / "file" / "report.html")
+    assert "cannot write" in str(result.exception)
+
+
+@pytest.mark.parametrize("limit", ["100%", "0%"])
+def test_with_and_without_a_plan_within_the_limit(tmp_path: Path, limit: str) -> None:
+    text = report(publish_profile(tmp_path), limit)
+    assert ("No plan" in text) == (limit == "0%") or "Cheapest plan" in text
