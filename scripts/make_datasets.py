@@ -1,6 +1,7 @@
 """Makes the bundled data sets from their source files; prints one line per set.
 
-    python scripts/make_datasets.py --hotpotqa hotpotqa.jsonl --qmsum qmsum.jsonl --stdlib Lib --python 3.11.7
+    python scripts/make_datasets.py --hotpotqa hotpotqa.jsonl --2wikimqa 2wikimqa.jsonl --musique musique.jsonl \
+        --qmsum qmsum.jsonl --stdlib Lib --python 3.11.7
 
 The JSONL sources hold one object a line with id, context, question, answers, source and licence. `Lib` is the standard
 library's folder, as CPython's source tree or an installed Python has it. The same sources give the same bytes.
@@ -21,6 +22,9 @@ from typing import Any
 FIELDS = ("id", "context", "question", "answers", "source", "licence")
 OUT = Path(__file__).resolve().parent.parent / "datasets"
 CODE_RECORDS = 60
+TRAINED_ON = 150
+"""Leading 2WikiMultihopQA records that the demo pair's receiver was trained on (`recipes/demo/train.py`)."""
+OTHER_RECORDS = 50
 PREFIX_CHARS = (2400, 4500)  # about 600 to 1500 tokens
 ANSWER_CHARS = (12, 100)
 # Tests, tables, and packages that later versions drop or some installations lack.
@@ -40,6 +44,8 @@ SKIPPED_PACKAGES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hotpotqa", type=Path, required=True)
+    parser.add_argument("--2wikimqa", type=Path, required=True, dest="two_wiki")
+    parser.add_argument("--musique", type=Path, required=True)
     parser.add_argument("--qmsum", type=Path, required=True)
     parser.add_argument("--stdlib", type=Path, required=True)
     parser.add_argument("--python", required=True, help="version of that standard library")
@@ -48,6 +54,8 @@ def main() -> None:
     half = len(hotpotqa) // 2
     write("hotpotqa_profile", hotpotqa[:half])
     write("hotpotqa_validation", hotpotqa[half:])
+    write("2wikimqa", sorted(read(arguments.two_wiki)[TRAINED_ON:], key=by_hash)[:OTHER_RECORDS])
+    write("musique", sorted(read(arguments.musique), key=by_hash)[:OTHER_RECORDS])
     write("qmsum", read(arguments.qmsum))
     write("stdlib_code", sorted(code_records(arguments.stdlib, arguments.python), key=by_hash)[:CODE_RECORDS])
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from kvprofile.report.summary import ARMS
 from kvprofile.report.terminal import add_row, new_table, number, print_table
 from kvprofile.report.text import print_line, size
+from kvprofile.report.validations import print_validation
 from kvprofile.store.index import Entry
 
 _HASH_LENGTH = 12
@@ -34,6 +35,8 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     print_line(console, f"  metrics: {_shown(summary['data']['metrics'])}")
     _print_baselines(console, summary["baselines"])
     _print_counts(console, summary)
+    for validation in summary["validations"]:
+        print_validation(console, validation)
 
 
 def _print_timings(console: Console, timings: Sequence[Mapping[str, Any]]) -> None:
@@ -90,6 +93,10 @@ def _print_baselines(console: Console, baselines: Sequence[Mapping[str, Any]]) -
 def _print_counts(console: Console, summary: Mapping[str, Any]) -> None:
     grids = ", ".join(f"{n} groups of granularity {g}" for g, n in summary["plans"]["groups_by_granularity"].items())
     print_line(console, f"plans: {summary['plans']['total']}{f' ({grids})' if grids else ''}")
+    if summary["left_by_the_search"] is not None:
+        print_line(console, f"groups that the search left: {summary['left_by_the_search']} (search.parquet says why)")
+    if summary["sensitivity"]:
+        print_line(console, f"sensitivity map: {', '.join(summary['sensitivity'])} (kvprofile sensitivity prints it)")
     samples, errors = summary["samples"], summary["errors"]
     if samples:
         cut = f" (up to {samples['most_truncated_tokens']} tokens)" if samples["truncated"] else ""

@@ -38,6 +38,9 @@ def summarize(profile: Profile) -> dict[str, Any]:
         },
         "samples": _samples(profile) if (profile.folder / SAMPLES_FILE).is_file() else None,
         "errors": _errors(profile) if (profile.folder / MEASUREMENTS_FILE).is_file() else None,
+        "validations": profile.validations(),
+        "sensitivity": [name for name in ("forward", "reverse") if profile.sensitivity(name) is not None],
+        "left_by_the_search": _left(profile),
         "files": [
             {"name": file.name, "bytes": file.stat().st_size}
             for file in sorted(profile.folder.iterdir())
@@ -61,6 +64,12 @@ def _baselines(rows: list[Row]) -> list[dict[str, Any]]:
         }
         for task, dataset, metric in blocks
     ]
+
+
+def _left(profile: Profile) -> int | None:
+    """Returns how many groups an adaptive search did not measure on all samples, None after an exhaustive one."""
+    table = profile.search()
+    return None if table is None else len(table)
 
 
 def _samples(profile: Profile) -> dict[str, int]:

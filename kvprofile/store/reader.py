@@ -16,11 +16,20 @@ import pyarrow.parquet as pq
 
 from kvprofile.errors import BadInput
 from kvprofile.resources import expanded
-from kvprofile.store.schema import FOOTER_KEY, FORMAT_VERSION, MEASUREMENTS, PROFILE, SAMPLES, missing_header_keys
+from kvprofile.store.schema import (
+    FOOTER_KEY,
+    FORMAT_VERSION,
+    MEASUREMENTS,
+    PROFILE,
+    SAMPLES,
+    SEARCH,
+    missing_header_keys,
+)
 
 PROFILE_FILE = "profile.parquet"
 MEASUREMENTS_FILE = "measurements.parquet"
 SAMPLES_FILE = "samples.parquet"
+SEARCH_FILE = "search.parquet"
 VALIDATIONS_FOLDER = "validations"
 SENSITIVITY_FOLDER = "sensitivity"
 
@@ -53,6 +62,11 @@ class Profile:
     def samples(self) -> pa.Table:
         """Reads and returns the table with one row per sample."""
         return _read(self.folder / SAMPLES_FILE, SAMPLES)[0]
+
+    def search(self) -> pa.Table | None:
+        """Reads and returns why an adaptive search left groups, None where none did."""
+        path = self.folder / SEARCH_FILE
+        return _read(path, SEARCH)[0] if path.is_file() else None
 
     def validations(self) -> list[dict[str, Any]]:
         """Returns what `kvprofile validate` found, oldest first; the measurements lie in the file each one names."""

@@ -18,7 +18,7 @@ def wealth(excess: np.ndarray, worst: float, loss: np.ndarray, confidence: float
     spread = 0.25
     for x, one in zip(excess, loss, strict=True):
         variance = spread / (len(seen) + 1)
-        stake = min(np.sqrt(2 * np.log(1 / (1 - confidence)) / (len(loss) * variance)), 0.9 / worst)
+        stake = min(np.sqrt(2 * np.log(1 / (1 - confidence)) / (len(loss) * variance)), 0.75 / worst)
         owned *= 1 - stake * x
         largest = max(largest, owned)
         seen.append(one)

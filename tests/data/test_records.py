@@ -238,7 +238,15 @@ def test_more_contexts_than_records() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("hotpotqa_profile", 60), ("hotpotqa_validation", 60), ("qmsum", 30), ("stdlib_code", 60)]
+    ("name", "count"),
+    [
+        ("hotpotqa_profile", 60),
+        ("hotpotqa_validation", 60),
+        ("2wikimqa", 50),
+        ("musique", 50),
+        ("qmsum", 30),
+        ("stdlib_code", 60),
+    ],
 )
 def test_bundled_sets(tmp_path: Path, name: str, count: int) -> None:
     assert len(load_dataset(source(name), tmp_path).records) == count
