@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,6 +46,55 @@ class Plan(NamedTuple):
         return self.strategy, start, stop, self.params
 
 
+def set_params(layers: Iterable[int]) -> str:
+    """Returns the parameters of a `layer_set`: its layers, neighbours as one range."""
+    ranges: list[LayerRange] = []
+    for layer in sorted(set(layers)):
+        if ranges and ranges[-1].stop == layer:
+            ranges[-1] = LayerRange(ranges[-1].start, layer + 1)
+        else:
+            ranges.append(LayerRange(layer, layer + 1))
+    return json.dumps({"ranges": ranges}, separators=(",", ":"))
+
+
+def ranges_in(params: str | None) -> list[LayerRange]:
+    """Returns the ranges that `set_params` wrote.
+
+    Raises:
+        BadInput: If it did not: the text may come from a file that anybody wrote.
+    """
+    held = _held(params, "ranges", list)
+    ok = held and all(isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair) for pair in held)
+    if not ok or not all(0 <= start < stop for start, stop in held):
+        raise BadInput(f"{str(params)[:60]!r} are no parameters of a layer_set; measure again")
+    return [LayerRange(start, stop) for start, stop in held]
+
+
+def layer_params(layer: int) -> str:
+    """Returns the parameters of a `single_layer_reuse`."""
+    return json.dumps({"layer": layer}, separators=(",", ":"))
+
+
+def layer_in(params: str | None) -> int:
+    """Returns the layer that `layer_params` wrote.
+
+    Raises:
+        BadInput: As `ranges_in`.
+    """
+    held: int = _held(params, "layer", int)
+    return held
+
+
+def _held(params: str | None, name: str, kind: type) -> Any:
+    try:
+        value = json.loads(params or "")[name]
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        value = None
+    if type(value) is not kind:
+        raise BadInput(f"{str(params)[:60]!r} are no parameters with {name}; measure again")
+    return value
+
+
 def groups(layers: int, unit: int = 1) -> list[LayerRange]:
     """Returns all contiguous groups of `unit`-layer units, by start then stop; the last unit may be shorter.
 
@@ -72,6 +122,12 @@ def largest_unit(group: LayerRange, layers: int, units: Iterable[int]) -> int | 
 def on_grid(group: LayerRange, layers: int, unit: int) -> bool:
     """Whether a group begins and ends on edges of the grid of `unit`-layer units."""
     return group.start % unit == 0 and (group.stop % unit == 0 or group.stop == layers)
+
+
+def describe_set(params: str) -> str:
+    """Returns a `layer_set` as people read it, such as `1–2, 5, 9–12`: both ends inclusive."""
+    ranges = ranges_in(params)
+    return ", ".join(str(group.start) if group.length == 1 else f"{group.start}–{group.stop - 1}" for group in ranges)
 
 
 def describe(group: LayerRange | None, layers: int) -> str:

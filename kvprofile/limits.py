@@ -31,7 +31,7 @@ class LossLimit(NamedTuple):
 
     def allows(self, row: Mapping[str, Any], rule: Rule = "point") -> bool:
         """Returns whether the loss of a row of a profile is within the limit; one that is not known is not."""
-        loss = row[self.column(rule)]
+        loss = row.get(self.column(rule))
         if loss is None or math.isnan(loss):
             return False
         # 0.72 against 0.80 must pass a limit of 10 % although 1 - 0.72 / 0.80 is a little above 0.1 in floating point.
@@ -53,6 +53,8 @@ def parse_loss(text: str) -> LossLimit:
     Raises:
         BadInput: If the unit is missing or the number is not between 0 and 100.
     """
+    if not isinstance(text, str) or re.fullmatch(r"\s*[\d.]+\s*", text, re.ASCII):
+        raise BadInput(f"{text!r} has no unit; write {text}% (relative) or {text}pt (points)")
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|pts?|points?)\s*", text, re.ASCII)
     if not match or float(match[1]) > 100:
         raise BadInput(f"{text[:40]!r} is not a loss between 0 and 100; write 1% (relative) or 1pt (points)")

@@ -27,7 +27,8 @@ class Scoring(NamedTuple):
         sample: The sample.
         metrics: Of its task.
         text_of: Decodes token ids.
-        own: Full prefill's answer, if agreement with it is the quality; None to score against the sample's references.
+        by_agreement: Whether agreement with full prefill's answer is the quality, instead of the sample's references.
+        own: Full prefill's answer, where it is not among the answers; None if there is none.
         baseline: Full prefill's scores by metric, where it is not among the answers.
         keep_text: Whether texts and token ids go into the rows.
     """
@@ -35,6 +36,7 @@ class Scoring(NamedTuple):
     sample: Sample
     metrics: Sequence[Metric]
     text_of: Callable[[Sequence[int]], str]
+    by_agreement: bool
     own: str | None
     baseline: Mapping[str, float]
     keep_text: bool
@@ -51,9 +53,12 @@ class _Scored(NamedTuple):
 
 def measurement_table(answers: Iterable[Answer], scoring: Scoring) -> pa.Table:
     """Returns a row per answer and metric."""
+    answers = list(answers)
+    held = (one for one in answers if one.plan.strategy == "full_prefill" and one.token_ids is not None)
+    if (full := next(held, None)) is not None and full.token_ids is not None:
+        scoring = scoring._replace(own=scoring.text_of(full.token_ids))
     scored = [_score(answer, scoring) for answer in answers]
-    full = (one.values for one in scored if one.answer.plan.strategy == "full_prefill")
-    baseline = next(full, scoring.baseline)
+    baseline = next((one.values for one in scored if one.answer.plan.strategy == "full_prefill"), scoring.baseline)
     rows = [_row(one, metric.name, baseline, scoring) for one in scored for metric in scoring.metrics]
     return pa.Table.from_pylist(rows, schema=MEASUREMENTS)
 
@@ -86,16 +91,18 @@ def _kept(part: Path) -> pa.Table | None:
 
 
 def _score(answer: Answer, scoring: Scoring) -> _Scored:
-    if answer.token_ids is None:
-        return _Scored(answer, None, {}, dict.fromkeys((one.name for one in scoring.metrics), str(answer.error)))
+    missing = scoring.by_agreement and scoring.own is None
+    if answer.token_ids is None or missing:
+        error = answer.error or "full prefill gave no answer to agree with"
+        return _Scored(answer, None, {}, dict.fromkeys((one.name for one in scoring.metrics), error))
     text = scoring.text_of(answer.token_ids)
     scored = _Scored(answer, text, {}, {})
     for one in scoring.metrics:
         try:
-            if scoring.own is None:
-                scored.values[one.name] = one.score(text, scoring.sample.references)
-            else:
+            if scoring.by_agreement and scoring.own is not None:
                 scored.values[one.name] = agreement(one, text, scoring.own)
+            else:
+                scored.values[one.name] = one.score(text, scoring.sample.references)
         except Exception as error:  # a metric of `evaluate` may raise anything; the row says so
             scored.errors[one.name] = f"metric {one.name} failed: {error}"
     return scored

@@ -7,13 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvprofile.data.prompts import Sample
+from kvprofile.analysis.profile_table import Source
+from kvprofile.data.prompts import Sample, task_of
 from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.executor import Question, Readers
 from kvprofile.errors import BadInput
 from kvprofile.models.loading import LoadedModel, load_pair
 from kvprofile.recipe import Recipe, load_recipe, with_options
 from kvprofile.run import Progress, end_ids_of
+from kvprofile.scoring import BUILT_IN, Metric, metric
 from kvprofile.store.reader import Profile, parse_json
 
 
@@ -44,6 +46,7 @@ def load_profiled_pair(
     progress: Progress,
     sender: str | None = None,
     receiver: str | None = None,
+    device: str | None = None,
     trust_remote_code: bool = False,
 ) -> ProfiledPair:
     """Loads the models that a profile was made of.
@@ -53,13 +56,15 @@ def load_profiled_pair(
         progress: Who is told.
         sender: Where the sender is now, if not where the recipe says.
         receiver: Likewise.
-        trust_remote_code: Whether a checkpoint may bring code that is run; what the profile's recipe says does not count, since
-            anybody may have written it.
+        device: Where to compute, if not where the recipe says.
+        trust_remote_code: Whether a checkpoint or a metric may bring code that is run; what the profile's recipe says does
+            not count, since anybody may have written it.
 
     Raises:
-        BadInput: If a model is not there, or is not the one that was profiled.
+        BadInput: If a model is not there, or is not the one that was profiled, or a metric is another version now.
     """
     recipe = profile_recipe(profile)
+    _require_metrics(profile, recipe, trust_remote_code)
     dtype, attention = profile.header["receiver"]["dtype"], profile.header["attention"]
     models = {
         **recipe.models.model_dump(),
@@ -67,6 +72,8 @@ def load_profiled_pair(
         "attention": attention,
         "trust_remote_code": trust_remote_code,
     }
+    if device is not None:
+        models |= {"device": device, "device_map": None}
     changes = {"sender": sender or recipe.sender, "receiver": receiver or recipe.receiver, "models": models}
     recipe = with_options(recipe, **changes)
     progress.say(f"loading {recipe.sender} and {recipe.receiver}")
@@ -83,6 +90,25 @@ def profile_recipe(profile: Profile) -> Recipe:
         folder = parse_json((profile.folder / "environment.json").read_bytes())["recipe_folder"]
     known = isinstance(folder, str) and Path(folder).is_dir()
     return load_recipe(str(profile.folder / "recipe.yaml"), Path(folder) if known else None)
+
+
+def profile_metrics(recipe: Recipe) -> dict[Source, list[Metric]]:
+    """Returns the metrics of every task and data set of a profile's recipe, in their order."""
+    return {(one.task, one.name): [metric(name) for name in task_of(one).metrics] for one in recipe.data}
+
+
+def _require_metrics(profile: Profile, recipe: Recipe, trust_remote_code: bool) -> None:
+    names = {name for one in recipe.data for name in task_of(one).metrics}
+    if foreign := sorted(names - {*BUILT_IN}) if not trust_remote_code else []:
+        raise BadInput(
+            f'the profile\'s metric "{foreign[0]}" is code of the evaluate library; give --trust-remote-code to run it'
+        )
+    recorded = set(profile.header["metrics"])
+    for one in (one for metrics in profile_metrics(recipe).values() for one in metrics):
+        if one.identity not in recorded:
+            raise BadInput(
+                f"the profile was scored by {', '.join(sorted(recorded))}, this is {one.identity}; sweep again"
+            )
 
 
 def _require_same(header: Mapping[str, Any], model: LoadedModel, role: str) -> None:

@@ -91,7 +91,8 @@ def write_profile(
         "numerics": numerics._asdict(),
         "prefill_warm_up_runs": WARM_UP,
         "prefill_timings": [timing.as_dict() for timing in timings],
-        "recipe_folder": str(run.recipe.folder),
+        # Not with --no-text: whoever hides texts may hide folders, too.
+        "recipe_folder": str(run.recipe.folder) if run.recipe.store_text else None,
         "boundary_moved": sum(s.boundary_moved for s in run.samples),
     }
     (folder / "environment.json").write_text(json.dumps(environment, indent=2), "utf-8")

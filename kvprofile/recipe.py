@@ -112,6 +112,15 @@ class DataSource(_Options):
         return Path(self.dataset).stem if Path(self.dataset).suffix else self.dataset
 
     @model_validator(mode="after")
+    def _question_is_asked(self) -> Self:
+        if self.prompt and self.fields.question is not None and "{question}" not in self.prompt.after:
+            raise ValueError(
+                "has a prompt whose `after` lacks {question}, so that the question would never be asked; put it in, or set "
+                "fields.question: null"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _split_only_on_the_hub(self) -> Self:
         if (self.split or self.subset) and not self.dataset.startswith("hub:"):
             raise ValueError(

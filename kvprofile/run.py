@@ -126,8 +126,8 @@ def prepare(recipe: Recipe, out: Path, progress: Progress, memory_limit: int | N
     plans.sort(key=lambda plan: plan.range is not None)  # among equally good plans the frontier takes the first
     samples = build_samples(recipe, parts, receiver.tokenizer, [sender.model.config, receiver.model.config])
     for sample in samples:
-        _require_same_ids(sample, sender, receiver)
-    _remark_on(samples, progress)
+        require_same_ids(sample, sender, receiver)
+    remark_on(samples, progress)
     end_ids = end_ids_of(receiver)
     identity = _identity(recipe, parts, samples, sender, receiver, strategies, end_ids).sha256()
     folder = pair_folder(out, sender.reference.name, receiver.reference.name)
@@ -209,7 +209,8 @@ def _sample(recipe: Recipe, part: Part, record: Record, tokenizer: Any, longest:
     return sample
 
 
-def _require_same_ids(sample: Sample, sender: LoadedModel, receiver: LoadedModel) -> None:
+def require_same_ids(sample: Sample, sender: LoadedModel, receiver: LoadedModel) -> None:
+    """Raises GateFailed where the models' tokenizers turn a context into different ids."""
     text = receiver.tokenizer.decode(sample.context_token_ids)
     ours, theirs = (m.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for m in (receiver, sender))
     if ours != theirs:
@@ -222,13 +223,15 @@ def _require_same_ids(sample: Sample, sender: LoadedModel, receiver: LoadedModel
         )
 
 
-def _remark_on(samples: Sequence[Sample], progress: Progress) -> None:
+def remark_on(samples: Sequence[Sample], progress: Progress) -> None:
+    """Tells how many contexts are cut, and how many prompts would read otherwise in one piece."""
     if cut := [s for s in samples if s.truncated_tokens]:
         most = max(s.truncated_tokens for s in cut)
         progress.say(f"{len(cut)} of {len(samples)} contexts are cut in the middle, by up to {most} tokens")
     if moved := sum(s.boundary_moved for s in samples):
         progress.say(
-            f"{moved} of {len(samples)} prompts would have other ids if context and suffix were tokenised together"
+            f"{moved} of {len(samples)} prompts would have other ids if context and suffix were tokenised together; "
+            "every plan reads them apart, so none is favoured"
         )
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 
-from kvprofile.analysis.profile_table import Source
+from kvprofile import __version__
 from kvprofile.analysis.scores import all_scores
 from kvprofile.analysis.sensitivity import most_sensitive
 from kvprofile.data.prompts import Sample
@@ -24,9 +25,8 @@ from kvprofile.errors import BadInput
 from kvprofile.identity import json_sha256
 from kvprofile.layers import Plan
 from kvprofile.measurement import Scoring, measured_samples, measurement_table
-from kvprofile.profiled_pair import ProfiledPair
+from kvprofile.profiled_pair import ProfiledPair, profile_metrics
 from kvprofile.run import Progress
-from kvprofile.scoring import Metric, metric
 from kvprofile.store.reader import SENSITIVITY_FOLDER, Profile
 from kvprofile.store.writer import alone, write_table
 from kvprofile.strategies import load_all
@@ -53,31 +53,33 @@ def measure_sensitivity(
     direction = "reverse" if reverse else "forward"
     pair = pair.reversed() if reverse else pair
     layers = len(pair.readers.receiver.layers)
-    metrics = _metrics(profile)
+    metrics = profile_metrics(pair.recipe)
     budget = MemoryBudget(pair.receiver.device, memory_limit)
     work = profile.folder / SENSITIVITY_FOLDER / f".run-{direction}"
 
     def measured(plans: Sequence[Plan]) -> pa.Table:
         every = [Plan("full_prefill"), *plans]
-        place = work / json_sha256([plan.key for plan in every])[:16]
+        place = (
+            work
+            / json_sha256([profile.header["profile_id"], __version__, torch.__version__, [p.key for p in every]])[:16]
+        )
         place.mkdir(exist_ok=True)
 
         def on_sample(sample: Sample) -> pa.Table:
             caches = ContextCaches(*pair.readers, sample.context_token_ids, sample.head_tokens)
-            answers = list(
-                answer_plans(
-                    pair.readers,
-                    caches,
-                    pair.question(sample),
-                    every,
-                    load_all(),
-                    progress.plans_done,
-                    progress.say,
-                    budget,
-                )
+            answers = answer_plans(
+                pair.readers,
+                caches,
+                pair.question(sample),
+                every,
+                load_all(),
+                progress.plans_done,
+                progress.say,
+                budget,
             )
-            own = pair.text_of(answers[0].token_ids or ()) if pair.recipe.references == "none" else None
-            scoring = Scoring(sample, metrics[sample.task, sample.dataset], pair.text_of, own, {}, keep_text=True)
+            by_agreement = pair.recipe.references == "none"
+            own_metrics = metrics[sample.task, sample.dataset]
+            scoring = Scoring(sample, own_metrics, pair.text_of, by_agreement, None, {}, keep_text=True)
             return measurement_table(answers, scoring)
 
         return measured_samples(samples, place, len(every), progress, on_sample)
@@ -91,9 +93,7 @@ def measure_sensitivity(
             rest = measured(sets)
             table = pa.concat_tables([table, rest.filter(pc.field("strategy") == "layer_set")])
         write_table(table, work.parent / f"{direction}.parquet", dict(profile.header))
-        for path in work.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def profile_samples(profile: Profile) -> list[Sample]:
@@ -121,14 +121,6 @@ def profile_samples(profile: Profile) -> list[Sample]:
         )
         for row in rows
     ]
-
-
-def _metrics(profile: Profile) -> dict[Source, list[Metric]]:
-    names = zip(*(profile.rows[name].to_pylist() for name in ("task", "dataset", "metric")), strict=True)
-    metrics: dict[Source, list[Metric]] = {}
-    for task, dataset, name in dict.fromkeys(names):
-        metrics.setdefault((task, dataset), []).append(metric(name))
-    return metrics
 
 
 def _sets(profile: Profile, table: pa.Table) -> list[Plan]:

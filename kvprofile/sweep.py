@@ -14,7 +14,7 @@ import pyarrow as pa
 from kvprofile.cost.timing import Timing
 from kvprofile.data.prompts import Sample
 from kvprofile.engine.contexts import ContextCaches
-from kvprofile.engine.executor import Answer, Question, answer_plans
+from kvprofile.engine.executor import answer_plans
 from kvprofile.engine.gates import Numerics, check_gates
 from kvprofile.engine.reference import greedy
 from kvprofile.engine.timing import spread_of_groups, time_prefills
@@ -173,26 +173,15 @@ def _measure(
     """Measures a portion, keeps it in its file and returns it; `baseline` is full prefill's scores from an earlier portion."""
     sample = portion.sample
     question = run.question(sample)
-    answers = list(
-        answer_plans(run.readers, caches, question, portion.plans, run.strategies, done, progress.say, run.budget)
-    )
-    scoring = Scoring(
-        sample,
-        next(p.metrics for p in run.parts if p.key == (sample.task, sample.dataset)),
-        run.text_of,
-        _own_answer(run, caches, answers, question) if run.recipe.references == "none" else None,
-        baseline,
-        run.recipe.store_text,
-    )
+    answers = answer_plans(run.readers, caches, question, portion.plans, run.strategies, done, progress.say, run.budget)
+    by_agreement = run.recipe.references == "none"
+    own = None
+    if by_agreement and baseline:  # a later round of a search, whose plans do not include full prefill
+        own = run.text_of(greedy(run.readers.receiver, caches.receiver_kv, *question))
+    metrics = next(p.metrics for p in run.parts if p.key == (sample.task, sample.dataset))
+    scoring = Scoring(sample, metrics, run.text_of, by_agreement, own, baseline, run.recipe.store_text)
     table: pa.Table = measurement_table(answers, scoring)
     write_table(table, portion.file)
     if failed := table["status"].to_pylist().count("error"):
         progress.say(f'{failed} of {len(table)} scores of "{sample.sample_id}" failed; kvprofile show tells why')
     return table
-
-
-def _own_answer(run: Run, caches: ContextCaches, answers: Sequence[Answer], question: Question) -> str:
-    """Returns full prefill's answer; it is among the answers but in later rounds of a search."""
-    held = (answer.token_ids for answer in answers if answer.plan.strategy == "full_prefill")
-    token_ids = next(held, None) or greedy(run.readers.receiver, caches.receiver_kv, *question)
-    return run.text_of(token_ids)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from kvprofile.analysis.loss import BOUND_METHOD
 from kvprofile.analysis.profile_table import PlanCost, Source, build_profile_rows
-from kvprofile.layers import LayerRange, Plan, grid_union, largest_unit
+from kvprofile.layers import LayerRange, Plan, grid_union, largest_unit, layer_params, set_params
 from kvprofile.store.schema import FORMAT_VERSION, MEASUREMENTS, SAMPLES
 from kvprofile.store.writer import pair_folder, publish, write_table
 
@@ -164,7 +167,7 @@ def publish_profile(
             "head_tokens": 1,
             "truncated_tokens": 7 if i == 0 else 0,
             "max_new_tokens": 32,
-            "context_sha256": "0" * 64,
+            "context_sha256": hashlib.sha256(f"{dataset} {i}".encode()).hexdigest(),
         }
         for task, dataset in sources
         for i in range(samples)
@@ -179,6 +182,26 @@ def publish_profile(
         (folder / "recipe.yaml").write_text("seed: 0\n", encoding="utf-8")
 
     return publish(pair_folder(out, footer["sender"]["name"], footer["receiver"]["name"]), build)
+
+
+def add_sensitivity(folder: Path) -> None:
+    """Writes a map beside a profile of six layers: reusing a critical layer costs a fifth, and one set of two layers."""
+    full = {
+        r["sample_id"]: r
+        for r in measurements(sources=[("qa", "hotpotqa")])
+        if r["metric"] == "f1" and r["strategy"] == "full_prefill"
+    }
+    rows = []
+    for row in full.values():
+        rows.append(row)
+        for layer in range(6):
+            kept = 0.8 if layer in CRITICAL else 1.0
+            params = {"strategy": "single_layer_reuse", "params": layer_params(layer)}
+            rows.append({**row, **params, "value": kept * row["value"], "kl": 1 - kept})
+        rows.append({**row, "strategy": "layer_set", "params": set_params([1, 3]), "value": 0.8 * row["value"]})
+    header = json.loads(pq.read_schema(folder / "profile.parquet").metadata[b"kvprofile"])
+    (folder / "sensitivity").mkdir()
+    write_table(pa.Table.from_pylist(rows, schema=MEASUREMENTS), folder / "sensitivity" / "forward.parquet", header)
 
 
 def group_rows(profile: pa.Table, start: int, stop: int) -> list[dict[str, Any]]:

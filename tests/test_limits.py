@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvprofile.errors import BadInput
-from kvprofile.limits import LossLimit, parse_loss
+from kvprofile.limits import LossLimit, parse_loss, parse_rule
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,15 @@ def test_allows_up_to_the_limit_in_its_own_unit() -> None:
 
 def test_allows_a_gain() -> None:
     assert LossLimit(0, "%").allows({"loss_rel": -0.2, "loss_points": -10})
+
+
+@pytest.mark.parametrize("text", ["10", " 0.1 "])
+def test_a_number_without_a_unit_is_told_so(text: str) -> None:
+    with pytest.raises(BadInput, match="has no unit; write"):
+        parse_loss(text)
+
+
+def test_rules_by_name() -> None:
+    assert [parse_rule(name) for name in ("point", "bound", "certified")] == ["point", "bound", "certified"]
+    with pytest.raises(BadInput, match='did you mean "certified"'):
+        parse_rule("certify")

@@ -116,3 +116,11 @@ def test_data_sources_have_short_names() -> None:
         assert minimal(data=[{"dataset": dataset, "task": "qa"}]).data[0].name == name
     source = {"dataset": "hub:org/set", "task": "qa", "subset": "en", "split": "test"}
     assert minimal(data=[source]).data[0].name == "org/set:en:test"
+
+
+def test_a_prompt_that_never_asks_the_question_is_refused() -> None:
+    source = {"dataset": "d.jsonl", "task": "qa", "prompt": {"after": " Answer:"}}
+    values = {"sender": "a", "receiver": "b", "data": [source]}
+    with pytest.raises(BadInput, match="the question would never be asked"):
+        parse_recipe(values, Path())
+    parse_recipe({**values, "data": [{**source, "fields": {"question": None}}]}, Path())

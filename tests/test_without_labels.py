@@ -9,6 +9,7 @@ import pytest
 
 from kvprofile import search as search_module
 from kvprofile.recipe import load_recipe, with_options
+from kvprofile.run import prepare
 from kvprofile.scoring import agreement, metric
 from kvprofile.store.reader import Profile, load
 from kvprofile.sweep import sweep
@@ -43,9 +44,10 @@ def test_values_are_agreement_with_full_prefill(profile: Profile) -> None:
     assert profile.header["references"] == "none"
 
 
-def test_references_are_part_of_the_identity(recipe: Path, profile: Profile) -> None:
-    labelled = load_recipe(str(recipe))
-    assert labelled.sha256() != with_options(labelled, references="none").sha256()
+def test_references_are_part_of_the_identity(tmp_path: Path) -> None:
+    labelled = load_recipe(str(write_pair(tmp_path)))
+    runs = [prepare(with_options(labelled, references=kind), tmp_path, Silent()) for kind in ("data", "none")]
+    assert runs[0].identity != runs[1].identity
 
 
 @pytest.mark.parametrize("text", ["", "the", "# no code"])

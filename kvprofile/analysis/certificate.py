@@ -27,8 +27,8 @@ def certified_bounds(values: Floats, baseline: Floats, *, confidence: float) -> 
     """Returns an upper bound of the loss of every plan; NaN where there is none, as in `loss_bounds`.
 
     Args:
-        values: Scores between 0 and 1, plans × samples, NaN where missing. Their order decides the stakes, so it may not
-            depend on the scores.
+        values: Scores between 0 and 1, plans × samples, NaN where missing. Their order decides the stakes and where a bet may
+            stop, so it may depend on nothing that goes with the scores, such as sorted ids.
         baseline: Scores of full prefill, one per sample, NaN where missing.
         confidence: Of each bound by itself; for the best of many plans, correct it for their number.
     """
@@ -38,9 +38,9 @@ def certified_bounds(values: Floats, baseline: Floats, *, confidence: float) -> 
 
 def certifies(value: Floats, baseline: Floats, limit: LossLimit, confidence: float) -> bool:
     """Returns whether one plan's scores, none missing, prove that its loss is within the limit."""
-    full, stakes = 1 - limit.share, _stakes(baseline - value, confidence)
-    excess = full * baseline - value if limit.unit == "%" else baseline - value - limit.share
-    return full <= 0 or _wins(excess, full, stakes, confidence)
+    worst, stakes = 1 - limit.share, _stakes(baseline - value, confidence)
+    excess = worst * baseline - value if limit.unit == "%" else baseline - value - limit.share
+    return worst <= 0 or _wins(excess, worst, stakes, confidence)
 
 
 def _of_plan(value: Floats, baseline: Floats, confidence: float) -> tuple[float, float]:
@@ -79,6 +79,8 @@ def _wins(excess: Floats, worst: float, stakes: Floats, confidence: float) -> bo
 def _smallest(lowest: float, wins: Callable[[float], bool]) -> float:
     """Returns the smallest limit between `lowest` and 1 at which the bet wins; it then wins at every larger one, too."""
     highest = 1.0
+    if lowest >= highest:
+        return highest
     for _ in range(_STEPS):
         middle = (lowest + highest) / 2
         lowest, highest = (lowest, middle) if wins(middle) else (middle, highest)

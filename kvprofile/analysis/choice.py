@@ -19,14 +19,18 @@ def complete(row: Mapping[str, Any]) -> bool:
     return bool(row["n_planned"] > 0 and row["n_scored"] == row["n_planned"])
 
 
-def can_serve(row: Mapping[str, Any]) -> bool:
-    """Returns whether the row is of a plan that saves something and was scored on every sample."""
+def saves(row: Mapping[str, Any]) -> bool:
+    """Returns whether the row is of a plan that serves requests and does not recompute everything."""
     return (
         row["strategy"] not in REFERENCE_ARMS
         and row["strategy"] != "full_prefill"
-        and row["recompute_fraction"] < 1
-        and complete(row)
+        and bool(row["recompute_fraction"] < 1)
     )
+
+
+def can_serve(row: Mapping[str, Any]) -> bool:
+    """Returns whether the row is of a plan that saves something and was scored on every sample."""
+    return saves(row) and complete(row)
 
 
 def cheapest(rows: Iterable[Row], limit: LossLimit, rule: Rule = "point") -> Row | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvprofile.analysis.loss import resampling_weights
+from kvprofile.analysis.loss import difference_bounds
 from kvprofile.analysis.scores import Scores
 from kvprofile.layers import PlanKey
 
@@ -21,7 +21,7 @@ class Moved(NamedTuple):
         after: Mean score in the second.
         shared_samples: Samples of equal id and context that both scored.
         difference_points: Second less first over those, in points; None if there are none.
-        lower: Of the difference, one-sided; None if there are fewer than two shared samples.
+        lower: Of the difference, one-sided, reckoning with the unseen as bounds of a loss do.
         upper: Likewise.
     """
 
@@ -50,25 +50,31 @@ def moved(
         before: Scores of the first profile.
         after: Of the second, same task and metric.
         plans: Which plans.
-        contexts: For each profile, `context_sha256` by sample id; samples coincide if id and context do.
-        confidence: Of each bound by itself, by a Bayesian bootstrap over the shared samples.
+        contexts: For each profile, what a sample was asked, by its id; samples coincide if id and that do.
+        confidence: Of each bound by itself.
         resamples: How many.
         seed: Seed of the draws.
     """
     places = [{sample: i for i, sample in enumerate(one.samples)} for one in (before, after)]
-    shared = [s for s in before.samples if s in places[1] and contexts[0].get(s) == contexts[1].get(s)]
+    shared = [s for s in before.samples if s in places[1] and s in contexts[0] and contexts[0][s] == contexts[1].get(s)]
     columns = [[place[s] for s in shared] for place in places]
     found = []
     for plan in plans:
         values = [one.of(plan, one.value) for one in (before, after)]
         first, second = (value[chosen] for value, chosen in zip(values, columns, strict=True))
-        difference = (second - first)[~np.isnan(second - first)]
-        bounds: tuple[float | None, float | None] = (None, None)
-        if len(difference) > 1:
-            weights = resampling_weights(len(difference), resamples, seed)
-            means = 100 * difference @ weights / weights.sum(axis=0)
-            bounds = float(np.quantile(means, 1 - confidence)), float(np.quantile(means, confidence))
-        means_of = [float(np.nanmean(v)) if not np.isnan(v).all() else None for v in values]
-        mean = 100 * float(difference.mean()) if len(difference) else None
-        found.append(Moved(plan, means_of[0], means_of[1], len(difference), mean, *bounds))
+        known = ~np.isnan(second - first)
+        means = [float(np.nanmean(v)) if not np.isnan(v).all() else None for v in values]
+        if not known.any():
+            found.append(Moved(plan, means[0], means[1], 0, None, None, None))
+            continue
+        bounds = difference_bounds(
+            second[known],
+            first[known],
+            confidence=confidence,
+            resamples=resamples,
+            seed=seed,
+            in_unit_range=before.in_unit_range,
+        )
+        difference = 100 * float((second - first)[known].mean())
+        found.append(Moved(plan, means[0], means[1], int(known.sum()), difference, *bounds))
     return found

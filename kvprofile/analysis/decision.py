@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from kvprofile.analysis.choice import can_serve, cheapest
+from kvprofile.analysis.choice import can_serve, cheapest, saves
 from kvprofile.analysis.profile_table import mark_frontier, rescore, set_certified
 from kvprofile.analysis.samples_needed import samples_needed
 from kvprofile.analysis.scores import Scores
@@ -29,8 +30,8 @@ class Decision(NamedTuple):
         tested: Plans among which the confidence is shared, so that it holds for the best of them; 1 where it is of each plan by
             itself, or where the plans were put in order by other samples.
         selection_samples: Samples that put the plans in order, where they were split; the rows' numbers are of the others.
-        needed: About how many samples like these would let the rule allow a plan: first `measured`, then the plan of the
-            frontier that needs fewest. Empty where the rule selects one, or `point` one that is bounded, too.
+        needed: About how many samples like these would let the rule allow a plan (`point`: bound it): first `measured`, None
+            if no number would do, then the plan of the frontier that needs fewest. Empty where that is so already.
     """
 
     rule: Rule
@@ -38,7 +39,7 @@ class Decision(NamedTuple):
     measured: Row | None
     tested: int
     selection_samples: int | None
-    needed: tuple[tuple[Row, int], ...]
+    needed: tuple[tuple[Row, int | None], ...]
 
 
 class Resampling(NamedTuple):
@@ -62,6 +63,8 @@ def decide(
     scores: Scores | None,
     resampling: Resampling,
     split: float | None = None,
+    *,
+    reckon: bool = True,
 ) -> Decision:
     """Returns what the rule selects, and sets what the rows say to what it looked at.
 
@@ -76,42 +79,49 @@ def decide(
         scores: The measurements behind the rows; None where there are none, which `point` and `bound` can do without.
         resampling: For bounds made anew.
         split: Share of the samples that choose.
+        reckon: Whether to find out how many samples it would take.
     """
     if split is not None and scores is not None:
-        return _decide_on_others(rows, limit, rule, scores, resampling, split)
-    tested = sum(map(can_serve, rows)) if rule == "certified" else 1
+        return _decide_on_others(rows, limit, rule, scores, resampling, split, reckon)
+    # Also plans that an adaptive search left: the samples that this is about decided which ones.
+    tested = sum(map(saves, rows)) if rule == "certified" else 1
+    confidence = 1 - (1 - resampling.confidence) / max(1, tested)
     if rule == "certified" and scores is not None:
         within = [row for row in rows if can_serve(row) and (limit.allows(row) or row["on_frontier"])]
-        _certify(within, scores, resampling.confidence, tested)
-    measured, selected = cheapest(rows, limit), cheapest(_known(rows, rule), limit, rule)
-    needed = _needed(selected, measured, rows, limit, rule, scores, resampling.confidence, tested)
-    return Decision(rule, selected, measured, tested, None, needed)
+        set_certified(within, scores, confidence, resampling.seed)
+    measured, selected = cheapest(rows, limit), cheapest(rows, limit, rule)
+    needed: list[tuple[Row, int | None]] = []
+    if reckon and scores is not None and _unsure(selected, limit, rule):
+        needed = [(row, _needed(row, limit, rule, scores, confidence)) for row in _worth_asking(rows, measured)]
+    return Decision(rule, selected, measured, tested, None, _first_and_soonest(needed, measured))
 
 
 def _decide_on_others(
-    rows: list[Row], limit: LossLimit, rule: Rule, scores: Scores, resampling: Resampling, split: float
+    rows: list[Row], limit: LossLimit, rule: Rule, scores: Scores, resampling: Resampling, split: float, reckon: bool
 ) -> Decision:
     chooses = chosen_samples(len(scores.samples), split, resampling.seed)
     rescore(rows, scores.among(chooses), **resampling._asdict())
     mark_frontier(rows)
-    in_order = sorted((r for r in rows if r["on_frontier"]), key=lambda r: float(-r["recompute_fraction"]))
-    by_point = cheapest(rows, limit)
+    candidates = [row for row in rows if row["on_frontier"] and can_serve(row)]
+    candidates.sort(key=lambda row: float(-row["recompute_fraction"]))
+    measured = cheapest(rows, limit)
     others = scores.among(~chooses)
     rescore(rows, others, **resampling._asdict())
-    candidates = [row for row in in_order if can_serve(row)]
     if rule == "certified":
-        _certify(candidates, others, resampling.confidence, 1)
-    if rule == "point":
-        selected = by_point
-    else:
-        passed = []
-        for row in candidates:
-            if not limit.allows(row, rule):
-                break
-            passed.append(row)
-        selected = passed[-1] if passed else None
-    needed = _needed(selected, by_point, in_order, limit, rule, others, resampling.confidence, 1)
-    return Decision(rule, selected, by_point, 1, int(chooses.sum()), needed)
+        set_certified(candidates, others, resampling.confidence, resampling.seed)
+    selected = None
+    for row in [measured] if rule == "point" and measured else candidates:
+        if not limit.allows(row, rule):
+            break
+        selected = row
+    needed: list[tuple[Row, int | None]] = []
+    if reckon and _unsure(selected, limit, rule):
+        most: int | None = 1
+        for row in candidates:  # each is asked only after those before it have passed
+            count = _needed(row, limit, rule, others, resampling.confidence)
+            most = None if most is None or count is None else max(most, math.ceil(count / (1 - split)))
+            needed.append((row, most))
+    return Decision(rule, selected, measured, 1, int(chooses.sum()), _first_and_soonest(needed, measured))
 
 
 def chosen_samples(samples: int, share: float, seed: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -122,35 +132,26 @@ def chosen_samples(samples: int, share: float, seed: int) -> np.ndarray[Any, np.
     return chosen
 
 
-def _certify(rows: Sequence[Row], scores: Scores, confidence: float, tested: int) -> None:
-    set_certified(rows, scores, 1 - (1 - confidence) / max(1, tested))
+def _unsure(selected: Row | None, limit: LossLimit, rule: Rule) -> bool:
+    return selected is None or not limit.allows(selected, "bound" if rule == "point" else rule)
 
 
-def _known(rows: Sequence[Row], rule: Rule) -> list[Row]:
-    return [row for row in rows if rule != "certified" or "loss_rel_certified" in row]
+def _worth_asking(rows: Sequence[Row], measured: Row | None) -> list[Row]:
+    return [row for row in rows if row is measured or (row["on_frontier"] and can_serve(row))]
 
 
-def _needed(
-    selected: Row | None,
-    measured: Row | None,
-    rows: Sequence[Row],
-    limit: LossLimit,
-    rule: Rule,
-    scores: Scores | None,
-    confidence: float,
-    tested: int,
-) -> tuple[tuple[Row, int], ...]:
+def _needed(row: Row, limit: LossLimit, rule: Rule, scores: Scores, confidence: float) -> int | None:
+    if not scores.in_unit_range:
+        return None
     wanted: Literal["bound", "certified"] = "certified" if rule == "certified" else "bound"
-    if scores is None or (selected is not None and limit.allows(selected, wanted)) or not scores.in_unit_range:
-        return ()
-    shared = 1 - (1 - confidence) / max(1, tested)
-    found: list[tuple[Row, int]] = []
-    for row in rows:
-        if row is measured or (row["on_frontier"] and can_serve(row)):
-            value = scores.of(plan_key(row), scores.value)
-            count = samples_needed(value, scores.baseline, limit, wanted, confidence=shared)
-            if count is not None:
-                found.append((row, count))
-    own = [pair for pair in found if pair[0] is measured]
-    soonest = min(found, key=lambda pair: pair[1], default=None)
+    value = scores.of(plan_key(row), scores.value)
+    return samples_needed(value, scores.baseline, limit, wanted, confidence=confidence)
+
+
+def _first_and_soonest(
+    needed: Sequence[tuple[Row, int | None]], measured: Row | None
+) -> tuple[tuple[Row, int | None], ...]:
+    own = [pair for pair in needed if pair[0] is measured]
+    known = [(count, place) for place, (_, count) in enumerate(needed) if count is not None]
+    soonest = needed[min(known)[1]] if known else None
     return (*own, *([soonest] if soonest and soonest[0] is not measured else []))

@@ -93,24 +93,45 @@ def loss_bounds(
     return bounds
 
 
+def difference_bounds(
+    values: Floats, others: Floats, *, confidence: float, resamples: int, seed: int, in_unit_range: bool = True
+) -> tuple[float, float]:
+    """Returns one-sided lower and upper bounds of 100 (mean(values) − mean(others)), paired, from `loss_bounds`."""
+    sides: tuple[Side, Side] = ("upper", "lower")
+    lower, upper = (
+        -loss_bounds(
+            values[None],
+            others,
+            confidence=confidence,
+            resamples=resamples,
+            seed=seed,
+            side=side,
+            in_unit_range=in_unit_range,
+        ).loss_points[0]
+        for side in sides
+    )
+    return float(lower), float(upper)
+
+
 def gap_bounds(
     value: Floats, baseline: Floats, floor: Floats, *, confidence: float, resamples: int, seed: int
 ) -> tuple[float, float] | None:
-    """Returns one-sided lower and upper bounds of (plan − floor) / (full prefill − floor) of one plan.
+    """Returns one-sided lower and upper bounds of (plan − floor) / (full prefill − floor) of one plan, scores between 0 and 1.
 
-    None where the gap is at most `SMALLEST_GAP` in the samples, or so in one of a thousand resamples.
+    Resamples reckon with an unseen sample as in `loss_bounds`: one on which the plan alone fails, or alone answers. None where
+    full prefill is ahead of the floor by at most `SMALLEST_GAP`, in the samples or in one of a thousand resamples.
     """
     known = ~np.isnan(value) & ~np.isnan(baseline) & ~np.isnan(floor)
-    if not known.any():
+    if not known.any() or baseline[known].mean() - floor[known].mean() <= SMALLEST_GAP:
         return None
-    weights = resampling_weights(int(known.sum()), resamples, seed)
-    plan, full, bottom = (scores[known] @ weights / weights.sum(axis=0) for scores in (value, baseline, floor))
-    gap = full - bottom
-    measured = baseline[known].mean() - floor[known].mean()
-    if abs(measured) <= SMALLEST_GAP or np.mean(gap * np.sign(measured) <= SMALLEST_GAP) > 1e-3:
+    weights = resampling_weights(int(known.sum()) + 1, resamples, seed)
+    seen, extra = weights[:-1], weights[-1]
+    ahead, gap = (scores[known] @ seen - floor[known] @ seen for scores in (value, baseline))
+    usable = gap > SMALLEST_GAP * weights.sum(axis=0)
+    if np.mean(usable) < 1 - 1e-3:
         return None
-    share = (plan - bottom)[gap != 0] / gap[gap != 0]
-    return float(np.quantile(share, 1 - confidence)), float(np.quantile(share, confidence))
+    lower, upper = (((ahead + sign * extra) / gap)[usable] for sign in (-1, 1))
+    return float(np.quantile(lower, 1 - confidence)), float(np.quantile(upper, confidence))
 
 
 def resampling_weights(samples: int, resamples: int, seed: int) -> Floats:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from kvprofile.analysis.certificate import certified_bounds
 from kvprofile.analysis.choice import REFERENCE_ARMS, complete
 from kvprofile.analysis.frontier import frontier
-from kvprofile.analysis.loss import SMALLEST_GAP, Bounds, Floats, Side, loss_bounds
+from kvprofile.analysis.loss import SMALLEST_GAP, Bounds, Floats, Side, gap_bounds, loss_bounds
 from kvprofile.analysis.scores import FULL_PREFILL, Scores, all_scores
 from kvprofile.layers import Plan, PlanKey, plan_key
 from kvprofile.store.schema import PROFILE
@@ -103,6 +103,24 @@ def set_bounds(rows: Sequence[dict[str, Any]], scores: Scores, *, confidence: fl
         row["loss_rel_upper"], row["loss_points_upper"] = _or_none(rel), _or_none(points)
 
 
+def set_intervals(
+    rows: Sequence[dict[str, Any]], scores: Scores, *, confidence: float, resamples: int, seed: int
+) -> None:
+    """Adds one-sided lower bounds of the losses, and bounds of the gap recovered on both sides, to rows; None where unknown."""
+    lower = lower_bounds(rows, scores, confidence=confidence, resamples=resamples, seed=seed)
+    floor = scores.of(_FLOOR, scores.value)
+    for row, rel, points in zip(rows, *lower, strict=True):
+        row["loss_rel_lower"], row["loss_points_lower"] = _or_none(rel), _or_none(points)
+        value = scores.of(plan_key(row), scores.value)
+        unit = scores.in_unit_range
+        bounds = (
+            gap_bounds(value, scores.baseline, floor, confidence=confidence, resamples=resamples, seed=seed)
+            if unit
+            else None
+        )
+        row["gap_recovered_lower"], row["gap_recovered_upper"] = bounds or (None, None)
+
+
 def lower_bounds(
     rows: Sequence[dict[str, Any]], scores: Scores, *, confidence: float, resamples: int, seed: int
 ) -> Bounds:
@@ -110,12 +128,16 @@ def lower_bounds(
     return _bounds(scores, [plan_key(row) for row in rows], confidence, resamples, seed, side="lower")
 
 
-def set_certified(rows: Sequence[dict[str, Any]], scores: Scores, confidence: float) -> None:
-    """Adds `loss_rel_certified` and `loss_points_certified` to rows, None where the metric may leave 0 to 1."""
-    values = _values(scores, [plan_key(row) for row in rows])
+def set_certified(rows: Sequence[dict[str, Any]], scores: Scores, confidence: float, seed: int) -> None:
+    """Adds `loss_rel_certified` and `loss_points_certified` to rows, None where the metric may leave 0 to 1.
+
+    The samples are shuffled: their ids may go with their scores, and the order of a bet may not.
+    """
+    order = np.random.default_rng(seed).permutation(len(scores.samples))
+    values = _values(scores, [plan_key(row) for row in rows])[:, order]
     known = scores.in_unit_range and len(rows) > 0
     none = [None] * len(rows)
-    bounds = certified_bounds(values, scores.baseline, confidence=confidence) if known else (none, none)
+    bounds = certified_bounds(values, scores.baseline[order], confidence=confidence) if known else (none, none)
     for row, rel, points in zip(rows, *bounds, strict=True):
         row["loss_rel_certified"], row["loss_points_certified"] = _or_none(rel), _or_none(points)
 
@@ -174,27 +196,28 @@ def _quality_columns(scores: Scores, key: PlanKey) -> dict[str, Any]:
     value, baseline = scores.of(key, scores.value), scores.baseline
     paired = ~np.isnan(value) & ~np.isnan(baseline)
     quality, full = _mean(value[paired]), _mean(baseline[paired])
-    floor = _mean(scores.of(_FLOOR, scores.value)[paired])
     points = None if quality is None or full is None else 100 * (full - quality)
     return {
         "n_scored": int(paired.sum()),
         "quality": quality,
         "baseline_quality": full,
-        "floor_quality": floor,
+        "floor_quality": _mean(scores.of(_FLOOR, scores.value)[paired]),
         "sender_quality": _mean(scores.of(_SENDER, scores.value)[paired]),
         "loss_rel": 1 - quality / full if quality is not None and full else None,
         "loss_points": points,
-        "gap_recovered": _gap_recovered(quality, full, floor),
+        "gap_recovered": _gap_recovered(value, baseline, scores.of(_FLOOR, scores.value)),
         "mean_kl": _mean(scores.of(key, scores.kl)),
         "top1_agreement": _mean(scores.of(key, scores.top1_agreement)),
         "exact_match_rate": _mean(scores.of(key, scores.same_output)),
     }
 
 
-def _gap_recovered(quality: float | None, full: float | None, floor: float | None) -> float | None:
-    if quality is None or full is None or floor is None or abs(full - floor) <= SMALLEST_GAP:
+def _gap_recovered(value: Floats, baseline: Floats, floor: Floats) -> float | None:
+    known = ~np.isnan(value) & ~np.isnan(baseline) & ~np.isnan(floor)
+    if not known.any():
         return None
-    return (quality - floor) / (full - floor)
+    quality, full, bottom = (float(scores[known].mean()) for scores in (value, baseline, floor))
+    return None if abs(full - bottom) <= SMALLEST_GAP else (quality - bottom) / (full - bottom)
 
 
 def _mean(values: Floats) -> float | None:

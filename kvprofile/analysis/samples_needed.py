@@ -14,6 +14,9 @@ from kvprofile.limits import LossLimit
 MOST = 1_000_000
 """More are not looked for."""
 
+FEWEST = 10
+"""Fewer samples say too little about what further ones would look like."""
+
 _RESAMPLES = 2000
 
 
@@ -35,7 +38,7 @@ def samples_needed(
     plan, full = value[paired], baseline[paired]
     # What is above 0 on average when the loss is above the limit.
     excess = (1 - limit.share) * full - plan if limit.unit == "%" else full - plan - limit.share
-    if not len(excess) or excess.mean() >= 0 or (limit.unit == "%" and full.sum() == 0):
+    if len(excess) < FEWEST or excess.mean() >= 0 or (limit.unit == "%" and full.sum() == 0):
         return None
 
     def holds(times: float) -> bool:

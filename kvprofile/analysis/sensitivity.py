@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvprofile.analysis.loss import difference_bounds
 from kvprofile.analysis.scores import Scores
-from kvprofile.layers import PlanKey
+from kvprofile.layers import PlanKey, layer_in, plan_key, ranges_in
 
 PERCENTILES = (5, 25, 50, 75, 95)
 CRITICAL = 0.1
@@ -46,6 +46,8 @@ class SetAgainstGroup(NamedTuple):
         group: Start and stop of the group.
         group_quality: Mean score.
         difference_points: Of the means, set less group.
+        lower: Of the difference, one-sided, reckoning with the unseen as bounds of a loss do.
+        upper: Likewise.
         set_e_layers: Hidden states that the set needs shipped, in layers; one group needs at most one.
     """
 
@@ -55,6 +57,8 @@ class SetAgainstGroup(NamedTuple):
     group: tuple[int, int]
     group_quality: float
     difference_points: float
+    lower: float
+    upper: float
     set_e_layers: int
 
 
@@ -89,39 +93,67 @@ def most_sensitive(scores: Scores) -> list[int]:
     return [one.layer for one in sorted(losses, key=lambda one: (-(one.mean_kl or 0.0), -(one.loss_points or 0.0)))]
 
 
-def sets_against_groups(scores: Scores, profiled: Scores, frontier: Sequence[dict[str, Any]]) -> list[SetAgainstGroup]:
+def sets_against_groups(
+    scores: Scores,
+    profiled: Scores,
+    frontier: Sequence[Mapping[str, Any]],
+    *,
+    confidence: float,
+    resamples: int,
+    seed: int,
+) -> list[SetAgainstGroup]:
     """Returns each set beside the frontier's group of as many layers, paired by sample.
+
+    The group is the best of its length on these samples, the set is not: that flatters the group.
 
     Args:
         scores: Of the sensitivity map.
         profiled: Of the profile, same task, dataset and metric.
         frontier: Rows of the frontier.
+        confidence: Of each bound by itself.
+        resamples: How many.
+        seed: Of the draws.
     """
     groups = {row["recomputed_layers"]: row for row in frontier if row["start_layer"] is not None}
     found = []
     for key in scores.plans:
         if key[0] != "layer_set" or key[3] is None:
             continue
-        ranges = json.loads(key[3])["ranges"]
-        layers = sum(stop - start for start, stop in ranges)
-        row = groups.get(layers)
+        ranges = ranges_in(key[3])
+        row = groups.get(sum(one.length for one in ranges))
         if row is None:
             continue
-        group_key: PlanKey = (row["strategy"], row["start_layer"], row["stop_layer"], row["params"])
         mine = dict(zip(scores.samples, scores.of(key, scores.value), strict=True))
-        theirs = dict(zip(profiled.samples, profiled.of(group_key, profiled.value), strict=True))
+        theirs = dict(zip(profiled.samples, profiled.of(plan_key(row), profiled.value), strict=True))
         pairs = np.array([(mine[s], theirs[s]) for s in mine if s in theirs]).reshape(-1, 2)
         pairs = pairs[~np.isnan(pairs).any(axis=1)]
         if len(pairs):
             one, other = (float(mean) for mean in pairs.mean(axis=0))
-            group = (row["start_layer"], row["stop_layer"])
-            starts = sum(start > 0 for start, _ in ranges)
-            found.append(SetAgainstGroup(layers, key[3], one, group, other, 100 * (one - other), starts))
+            bounds = difference_bounds(
+                pairs[:, 0],
+                pairs[:, 1],
+                confidence=confidence,
+                resamples=resamples,
+                seed=seed,
+                in_unit_range=scores.in_unit_range,
+            )
+            found.append(
+                SetAgainstGroup(
+                    row["recomputed_layers"],
+                    key[3],
+                    one,
+                    (row["start_layer"], row["stop_layer"]),
+                    other,
+                    100 * (one - other),
+                    *bounds,
+                    set_e_layers=sum(group.start > 0 for group in ranges),
+                )
+            )
     return sorted(found)
 
 
 def _layers(scores: Scores) -> dict[int, PlanKey]:
-    return {json.loads(key[3])["layer"]: key for key in scores.plans if key[0] == "single_layer_reuse" and key[3]}
+    return {layer_in(key[3]): key for key in scores.plans if key[0] == "single_layer_reuse"}
 
 
 def _mean_kl(scores: Scores, key: PlanKey) -> float | None:

@@ -50,6 +50,8 @@ def parse_bytes(size: str | None) -> int | None:
 
     from kvprofile.errors import BadInput
 
+    if size is not None and size.strip().isdigit():
+        raise BadInput(f'--memory-limit "{size}" has no unit; write {size}GB or {size}MB')
     try:
         return TypeAdapter(ByteSize | None).validate_python(size)
     except ValidationError as error:

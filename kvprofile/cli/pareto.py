@@ -52,7 +52,8 @@ def pareto(
     """
     from kvprofile.errors import BadInput
     from kvprofile.limits import parse_loss, parse_rule
-    from kvprofile.report.frontier import block_document, everywhere, frontier_blocks, plan_document
+    from kvprofile.report.documents import block_document, plan_document
+    from kvprofile.report.frontier import everywhere, frontier_blocks
     from kvprofile.report.terminal import frontier_csv, print_block, print_everywhere
     from kvprofile.store.reader import load
 

@@ -38,7 +38,8 @@ def select(
     """
     from kvprofile.errors import BadInput
     from kvprofile.limits import parse_loss, parse_rule
-    from kvprofile.report.frontier import everywhere, frontier_blocks, selection_document
+    from kvprofile.report.documents import selection_document
+    from kvprofile.report.frontier import everywhere, frontier_blocks
     from kvprofile.store.reader import load
 
     limit, by = parse_loss(max_loss), parse_rule(rule)

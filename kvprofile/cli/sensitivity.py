@@ -28,7 +28,10 @@ def sensitivity(
     memory_limit: Annotated[
         str | None, typer.Option(help="Most memory on the device, such as 12GB; what is free if not said.")
     ] = None,
-    trust_remote_code: Annotated[bool, typer.Option(help="Let a checkpoint bring code that is run.")] = False,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …; the recipe's if not given.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option(help="Let a checkpoint, or a metric of evaluate, bring code that is run.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Take one layer at a time from the sender in the receiver's own prefill, and measure what each costs.
@@ -38,13 +41,14 @@ def sensitivity(
     """
     from kvprofile.profiled_pair import load_profiled_pair
     from kvprofile.report.sensitivity import print_map, sensitivity_document
-    from kvprofile.sensitivity import measure_sensitivity
+    from kvprofile.sensitivity import measure_sensitivity, profile_samples
     from kvprofile.store.reader import load
 
     loaded, direction = load(profile), "reverse" if reverse else "forward"
     if loaded.sensitivity(direction) is None:
+        profile_samples(loaded)  # says so before the models are loaded, if they were not kept
         with Display() as display:
-            pair = load_profiled_pair(loaded, display, sender, receiver, trust_remote_code)
+            pair = load_profiled_pair(loaded, display, sender, receiver, device, trust_remote_code)
             limit = parse_bytes(memory_limit)
             measure_sensitivity(loaded, pair, display, reverse=reverse, memory_limit=limit)
     document = sensitivity_document(loaded, direction, critical / 100)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvprofile.cli.options import RULE_HELP
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.cli.progress import Display
 
@@ -18,30 +19,41 @@ def validate(
     profile: Annotated[
         str, typer.Argument(help="A profile's folder, its profile.parquet, a pair's folder or a store.")
     ],
-    dataset: Annotated[list[str], typer.Option(help="Data that the profile never saw; may be given again.")],
+    dataset: Annotated[
+        list[str], typer.Option(help="Data that the profile never saw, with its columns; may be repeated.")
+    ],
     plans: Annotated[
         str, typer.Option(help="frontier, selected (within --max-loss), or groups such as 1-2,0-10,full_reuse.")
     ] = "frontier",
     max_loss: Annotated[
         str | None, typer.Option(help="The promise: 1% or 1pt; each plan's own upper bound if not given.")
     ] = None,
+    rule: Annotated[str, typer.Option(help=f"For --plans selected. {RULE_HELP}")] = "point",
     task: Annotated[str | None, typer.Option(help="Needed if the profile has several.")] = None,
+    profiled_dataset: Annotated[
+        str | None, typer.Option(help="The profile's own data whose prompt and frontier are taken, if it has several.")
+    ] = None,
     metric: Annotated[str | None, typer.Option(help="Metric; the task's first if not given.")] = None,
     contexts: Annotated[int, typer.Option(help="Samples of each data set.")] = 50,
     seed: Annotated[int, typer.Option(help="Of the choice of records.")] = 0,
     sender: Annotated[str | None, typer.Option(help="Where the sender is, if it moved since.")] = None,
     receiver: Annotated[str | None, typer.Option(help="Likewise.")] = None,
-    trust_remote_code: Annotated[bool, typer.Option(help="Let a checkpoint bring code that is run.")] = False,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …; the recipe's if not given.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option(help="Let a checkpoint, or a metric of evaluate, bring code that is run.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure chosen plans on fresh data, one plan at a time, and tell whether the profile's promise held.
 
-    Exits with 1 if a plan lost more than promised. Interrupted, it goes on when the same command is run again.
+    With --max-loss, a plan promises it that lost no more in the profile; without, every plan promises its own upper bound.
+    Exits with 1 unless every promise is known to have held, on every data set. Interrupted, it goes on when the same command
+    is run again.
     """
     from kvprofile.errors import BadInput
-    from kvprofile.limits import parse_loss
+    from kvprofile.limits import parse_loss, parse_rule
     from kvprofile.profiled_pair import load_profiled_pair
-    from kvprofile.report.validations import print_validation
+    from kvprofile.report.validations import print_transfer, print_validation, promises_held
     from kvprofile.store.reader import load
     from kvprofile.validation import chosen_plans, fresh_data
     from kvprofile.validation import validate as run
@@ -50,19 +62,16 @@ def validate(
         raise BadInput("--contexts must be at least 1")
     limit = None if max_loss is None else parse_loss(max_loss)
     loaded = load(profile)
-    rows = chosen_plans(loaded, plans, task, limit, metric)
-    found = []
+    rows = chosen_plans(loaded, plans, limit, rule=parse_rule(rule), task=task, dataset=profiled_dataset, metric=metric)
     with Display() as display:
-        pair = load_profiled_pair(loaded, display, sender, receiver, trust_remote_code)
-        for name in dataset:
-            data = fresh_data(loaded, pair, name, rows[0]["task"], contexts, seed)
-            if data.overlap:
-                display.say(f"{data.overlap} samples of {name} are in the profile and left out")
-            found.append(run(loaded, pair, data, rows, limit, display))
+        pair = load_profiled_pair(loaded, display, sender, receiver, device, trust_remote_code)
+        fresh = [fresh_data(loaded, pair, name, rows[0], contexts, seed, display) for name in dataset]
+        found = [run(loaded, pair, data, rows, limit, display) for data in fresh]
     if as_json:
         print_json({"profile": str(loaded.folder), "validations": found})
     else:
         for one in found:
             print_validation(out(), one)
-    if any(plan["held"] is False for one in found for plan in one["plans"]):
+        print_transfer(out(), found)
+    if not all(promises_held(one) for one in found):
         raise typer.Exit(1)

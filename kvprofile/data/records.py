@@ -14,6 +14,8 @@ from kvprofile.errors import BadInput, did_you_mean
 from kvprofile.recipe import DataSource, FieldMapping
 from kvprofile.resources import find, resource
 
+_OR = ("", ", or references: none if the data have no answers")
+
 SUFFIXES = (".jsonl", ".parquet", ".csv")
 
 
@@ -178,7 +180,7 @@ def _record(row: Mapping[str, Any], fields: FieldMapping, place: str, with_answe
             named = f'"{column}"' if column == field else f'"{column}" (mapped to {field})'
             raise BadInput(
                 f"{place} has no field {named}{did_you_mean(column, map(str, row))}; present are {present}; "
-                f"set fields.{field} in the recipe"
+                f"set fields.{field} in the recipe{_OR[field == 'answers']}"
             )
         return row[column]
 

@@ -14,7 +14,7 @@ from kvprofile.engine.budget import MemoryBudget
 from kvprofile.engine.cache import ContextKV, prefilled_cache
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
-from kvprofile.engine.fidelity import Draft, Fidelity
+from kvprofile.engine.fidelity import Draft, Fidelity, fidelity
 from kvprofile.engine.reference import greedy
 from kvprofile.engine.shape import shape_of
 from kvprofile.errors import OUT_OF_MEMORY, OutOfMemory, is_out_of_memory
@@ -80,7 +80,7 @@ def answer_plans(
         OutOfMemory: If not even one plan at a time fits.
     """
     room = (budget or MemoryBudget(readers.receiver.model.device)).room()
-    draft = _draft(readers.receiver, caches.receiver_kv, question)
+    draft = draft_of(readers.receiver, caches.receiver_kv, question)
     shape = shape_of(readers.receiver.model)
     context = caches.receiver_kv[0].keys.shape[-2]
     lengths = Lengths(context, len(question.suffix), question.max_new_tokens, len(draft.token_ids))
@@ -148,12 +148,21 @@ def _answer(
     return [row for part in parts for row in _answer(readers, part, question, draft, min(together, len(part)), say)]
 
 
-def _draft(reader: Decoder, context: ContextKV, question: Question) -> Draft:
+def draft_of(reader: Decoder, context: ContextKV, question: Question) -> Draft:
     """Returns the reference executor's answer behind the reader's own cache, with the distributions it was chosen from."""
     token_ids = greedy(reader, context, *question)
     given = torch.tensor([[*question.suffix, *token_ids[:-1]]])
     logits = reader.logits(given, prefilled_cache(context), keep=len(token_ids))[0]
     return Draft(token_ids, logits.log_softmax(dim=-1))
+
+
+def answer_alone(plan: Plan, reader: Decoder, context: ContextKV, question: Question, draft: Draft) -> Answer:
+    """Returns the reference executor's answer of one plan behind its context, with its fidelity to the draft."""
+    given = torch.tensor([[*question.suffix, *draft.token_ids[:-1]]])
+    logits = reader.logits(given, prefilled_cache(context), keep=len(draft.token_ids))[0]
+    if not logits.isfinite().all():
+        return Answer(plan, None, error="its logits are not finite")
+    return Answer(plan, greedy(reader, context, *question), fidelity(draft, logits))
 
 
 def _answer_block(

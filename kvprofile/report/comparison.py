@@ -11,9 +11,11 @@ from kvprofile.analysis.comparison import moved
 from kvprofile.analysis.decision import Resampling
 from kvprofile.analysis.scores import Scores, all_scores
 from kvprofile.errors import BadInput
+from kvprofile.identity import json_sha256
 from kvprofile.layers import plan_key
 from kvprofile.limits import LossLimit, Rule
-from kvprofile.report.frontier import Block, Row, frontier_blocks, plan_document, plan_text
+from kvprofile.report.documents import plan_document
+from kvprofile.report.frontier import Block, Row, frontier_blocks, plan_text
 from kvprofile.report.terminal import add_row, new_table, number, percent, print_table
 from kvprofile.report.text import print_line
 from kvprofile.store.reader import Profile
@@ -29,7 +31,7 @@ _HEADER = (
     "transformers",
     "search",
 )
-_MODEL = ("name", "revision", "weights_sha256", "tokenizer_sha256", "template_sha256", "dtype")
+_MODEL = ("name", "revision", "weights_sha256", "tokenizer_sha256", "template_sha256", "dtype", "quantization")
 
 
 def comparison_document(
@@ -40,8 +42,9 @@ def comparison_document(
     Tasks are compared that both profiles have; where only the data differ, one task's data of each.
 
     Raises:
-        BadInput: If the profiles have no task and metric in common.
+        BadInput: If the profiles have no task and metric in common, or score in different ways.
     """
+    _require_one_scale(before, after)
     pairs = _paired(
         frontier_blocks(before, limit=limit, rule=rule, metric=metric),
         frontier_blocks(after, limit=limit, rule=rule, metric=metric),
@@ -66,13 +69,17 @@ def comparison_document(
 
 def _paired(before: list[Block], after: list[Block]) -> list[tuple[Block, Block]]:
     exact = {(b.task, b.dataset, b.metric): b for b in after}
-    by_task: dict[tuple[str, str], list[Block]] = {}
-    for block in after:
-        by_task.setdefault((block.task, block.metric), []).append(block)
+    partners = {(b.task, b.dataset, b.metric) for b in before}
     found = []
     for block in before:
-        same_task = by_task.get((block.task, block.metric), [])
-        other = exact.get((block.task, block.dataset, block.metric)) or (same_task[0] if len(same_task) == 1 else None)
+        other_data = [
+            b
+            for b in after
+            if (b.task, b.metric) == (block.task, block.metric) and (b.task, b.dataset, b.metric) not in partners
+        ]
+        other = exact.get((block.task, block.dataset, block.metric)) or (
+            other_data[0] if len(other_data) == 1 else None
+        )
         if other is not None:
             found.append((block, other))
     if not found:
@@ -80,10 +87,29 @@ def _paired(before: list[Block], after: list[Block]) -> list[tuple[Block, Block]
     return found
 
 
+def _require_one_scale(before: Profile, after: Profile) -> None:
+    """Refuses scores that are not of one kind: a difference of theirs would mean nothing."""
+    kinds = [one.header.get("references", "data") for one in (before, after)]
+    if kinds[0] != kinds[1]:
+        raise BadInput(
+            "one profile scores answers against references, the other by agreement with full prefill (references: none); "
+            "compare profiles of one kind"
+        )
+    versions = [
+        dict(str(name).split("@", 1) for name in one.header["metrics"] if "@" in str(name)) for one in (before, after)
+    ]
+    if differing := [name for name in versions[0] if versions[1].get(name, versions[0][name]) != versions[0][name]]:
+        raise BadInput(f"the profiles have other versions of the metric {differing[0]}; sweep again with one version")
+
+
 def _contexts(profile: Profile) -> dict[tuple[str, str], dict[str, str]]:
     found: dict[tuple[str, str], dict[str, str]] = {}
-    for row in profile.samples().select(["task", "dataset", "sample_id", "context_sha256"]).to_pylist():
-        found.setdefault((row["task"], row["dataset"]), {})[row["sample_id"]] = row["context_sha256"]
+    for row in (
+        profile.samples().select(["task", "dataset", "sample_id", "context_sha256", "suffix_token_ids"]).to_pylist()
+    ):
+        if row["context_sha256"] is not None:
+            asked = json_sha256([row["context_sha256"], row["suffix_token_ids"]])
+            found.setdefault((row["task"], row["dataset"]), {})[row["sample_id"]] = asked
     return found
 
 
@@ -138,8 +164,8 @@ def print_comparison(console: Console, document: Mapping[str, Any]) -> None:
         data = " → ".join(dict.fromkeys(block["datasets"]))
         print_line(
             console,
-            f"{block['task']} / {data}, {block['metric']}; paired differences with one-sided bounds at "
-            f"{100 * block['confidence']:g}%",
+            f"{block['task']} / {data}, {block['metric']}; before and after over all samples of each, points over shared ones, "
+            f"bounds one-sided at {100 * block['confidence']:g}%",
         )
         table = new_table(
             "plan", "frontier", "before", "after", "shared\nsamples", "points", "at\nleast", "at\nmost", left=2

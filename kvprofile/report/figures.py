@@ -10,9 +10,12 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
+from kvprofile.analysis.choice import saves
 from kvprofile.report.frontier import Block, Row, plan_text
 from kvprofile.report.terminal import number, percent
+from kvprofile.scoring import BUILT_IN
 
 _WIDTH, _HEIGHT = 5.2, 3.6
 """Inches: small, so that texts can be read on a phone."""
@@ -68,9 +71,11 @@ class Drawing(NamedTuple):
     points: list[Point]
 
 
-def svg(drawing: Drawing) -> str:
-    """Returns a figure as SVG, its stand-in colours replaced by CSS variables, without the XML header."""
+def svg(drawing: Drawing, prefix: str) -> str:
+    """Returns a figure as SVG without the XML header, colours as CSS variables, `prefix` before every id in it."""
     text = _rendered(drawing, "svg").decode()
+    for mark in ('id="', "url(#", 'href="#'):
+        text = text.replace(mark, f"{mark}{prefix}-")
     for name, colour in zip(Palette._fields, _STAND_INS, strict=True):
         text = text.replace(colour, f"var(--{name})")
     return text[text.index("<svg") :]
@@ -92,35 +97,25 @@ def place(drawing: Drawing) -> dict[str, list[float]]:
 
 
 @matplotlib.rc_context(_SETTINGS)
-def frontier_drawing(
-    block: Block, lower: Mapping[int, float], validations: Sequence[Mapping[str, Any]], palette: Palette = _STAND_INS
-) -> Drawing:
+def frontier_drawing(block: Block, validations: Sequence[Mapping[str, Any]], palette: Palette = _STAND_INS) -> Drawing:
     """Draws recompute against quality: all plans, the frontier with its intervals, the selected plan and fresh data.
 
     Args:
         block: One task, dataset and metric.
-        lower: Lower bound of the loss in points, by place in the frontier.
         validations: Of this task and metric; their losses are laid off from this profile's full prefill.
         palette: The colours.
     """
     figure, axes = _canvas(palette)
-    plans = [
-        r
-        for r in block.rows
-        if r["quality"] is not None and r["strategy"] in ("layer_group", "full_reuse", "layer_set")
-    ]
+    plans = [r for r in block.rows if r["quality"] is not None and saves(r)]
     axes.scatter(*_xy(plans), s=7, color=palette.soft, alpha=0.6, linewidths=0, label="plans")
     full = block.arms.get("full_prefill")
     for arm, style in (("full_prefill", "--"), ("no_context", ":"), ("sender_alone", "-.")):
         row = block.arms.get(arm)
         if row is not None and row["quality"] is not None:
             axes.axhline(row["quality"], color=palette.soft, linestyle=style, linewidth=1, label=arm)
-    front = [row for row in block.frontier if row["strategy"] != "full_prefill"]
+    front = [row for row in block.frontier if saves(row) and row["quality"] is not None]
     xs, ys = _xy(front)
-    bars = [
-        [max(0.0, (row["loss_points_upper"] or row["loss_points"]) - row["loss_points"]) / 100 for row in front],
-        [max(0.0, row["loss_points"] - lower.get(i, row["loss_points"])) / 100 for i, row in enumerate(front)],
-    ]
+    bars = np.array([_reach(row) for row in front]).reshape(-1, 2).T
     axes.errorbar(
         xs,
         ys,
@@ -133,7 +128,7 @@ def frontier_drawing(
         capsize=2,
         label="frontier",
     )
-    if block.selected is not None:
+    if block.selected is not None and block.selected["quality"] is not None:
         axes.plot(
             *_xy([block.selected]), marker="*", markersize=13, color=palette.warn, linestyle="none", label="selected"
         )
@@ -147,12 +142,12 @@ def frontier_drawing(
             markerfacecolor="none",
             markeredgecolor=palette.warn,
             linestyle="none",
-            label="fresh data",
+            label="fresh loss, laid off from full_prefill",
         )
     axes.set_xlabel("layers recomputed, %")
     axes.set_ylabel(block.metric)
     axes.set_xlim(-3, 103)
-    figure.legend(fontsize=7, frameon=False, loc="outside upper center", ncols=4, labelcolor=palette.ink)
+    figure.legend(fontsize=7, frameon=False, loc="outside upper center", ncols=3, labelcolor=palette.ink)
     points = [Point(100 * row["recompute_fraction"], row["quality"], hover(row)) for row in plans]
     return Drawing("frontier", "Recompute against quality", figure, axes, [*points, *fresh])
 
@@ -185,7 +180,9 @@ def groups_drawing(block: Block, palette: Palette = _STAND_INS) -> Drawing | Non
 
 
 @matplotlib.rc_context(_SETTINGS)
-def sensitivity_drawing(block: Mapping[str, Any], palette: Palette = _STAND_INS) -> Drawing | None:
+def sensitivity_drawing(
+    block: Mapping[str, Any], reverse: bool = False, palette: Palette = _STAND_INS
+) -> Drawing | None:
     """Draws the loss of each layer by itself, with quartiles over samples; None if nothing could be measured."""
     layers = [one for one in block["layers"] if one["loss_points"] is not None]
     if not layers:
@@ -197,8 +194,12 @@ def sensitivity_drawing(block: Mapping[str, Any], palette: Palette = _STAND_INS)
         axes.vlines(one["layer"], one["percentiles"][25], one["percentiles"][75], color=palette.ink, linewidth=1)
     axes.axhline(0, color=palette.ink, linewidth=0.8)
     axes.set_xlabel("layer taken from the sender, all others recomputed")
-    axes.set_ylabel("loss, points")
+    axes.set_ylabel("loss, points (lines: quartiles)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     points = [Point(one["layer"], one["loss_points"], _layer_text(one)) for one in layers]
+    if reverse:
+        title = "The other direction: the sender reads a layer of the receiver's"
+        return Drawing("sensitivity_reverse", title, figure, axes, points)
     return Drawing("sensitivity", "Sensitivity of each layer", figure, axes, points)
 
 
@@ -220,7 +221,8 @@ def differences_drawing(
         float(values.mean()), color=palette.ink, linewidth=1, linestyle="--", label=f"mean {number(values.mean(), 1)}"
     )
     axes.legend(fontsize=7, frameon=False, loc="lower right", labelcolor=palette.ink)
-    axes.set_xlabel("samples, largest loss first")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("samples, from the largest loss to the largest gain")
     axes.set_ylabel("plan less full prefill, points")
     points = [Point(i, value, f"{name}: {number(value, 1)} points") for i, (name, value) in enumerate(ordered)]
     return Drawing("differences", title, figure, axes, points)
@@ -258,6 +260,16 @@ def _validated(validations: Sequence[Mapping[str, Any]], full: Row | None) -> li
         for plan in one["plans"]
         if plan["quality"] is not None and plan["baseline_quality"] is not None
     ]
+
+
+def _reach(row: Row) -> tuple[float, float]:
+    """Returns how far the bounds lie below and above a plan's quality; 0 where one is unknown."""
+    loss, quality = row["loss_points"], row["quality"]
+    upper, lower = row["loss_points_upper"], row.get("loss_points_lower")
+    below = 0.0 if None in (upper, loss) else max(0.0, upper - loss) / 100
+    above = 0.0 if None in (lower, loss) else max(0.0, loss - lower) / 100
+    in_unit_range = row["metric"] in BUILT_IN
+    return (min(below, quality), min(above, 1 - quality)) if in_unit_range else (below, above)
 
 
 def _xy(rows: Sequence[Row]) -> tuple[list[float], list[float]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvprofile.analysis.choice import REFERENCE_ARMS, beaten_by, cheapest, cheapest_everywhere, complete
+from kvprofile.analysis.choice import REFERENCE_ARMS, cheapest, cheapest_everywhere, complete
 from kvprofile.analysis.loss import BOUND_METHOD
 from kvprofile.errors import BadInput, did_you_mean
-from kvprofile.layers import PLAN_COLUMNS, LayerRange, describe, groups, on_grid
+from kvprofile.layers import LayerRange, PlanKey, describe, groups, on_grid, plan_key
 from kvprofile.limits import LossLimit, Rule
 from kvprofile.store.reader import MEASUREMENTS_FILE, Profile
 
@@ -35,6 +35,8 @@ class Block(NamedTuple):
         grids: What each coarser grid alone would have selected, by the rule `point` or `bound`.
         unscored: Plans that could serve a request but lack the score of a sample.
         rows: All rows.
+        by_agreement: Whether quality is agreement with full prefill's own answer, for want of references.
+        validated: By plan, what `kvprofile validate` found on data that the profile never saw.
     """
 
     task: str
@@ -49,6 +51,8 @@ class Block(NamedTuple):
     grids: dict[int, Row | None]
     unscored: int
     rows: list[Row]
+    by_agreement: bool
+    validated: dict[PlanKey, list[str]]
 
     @property
     def selected(self) -> Row | None:
@@ -94,6 +98,8 @@ def frontier_blocks(
     made_at = float(profile.header["confidence"])
     if confidence is not None and not 0 < confidence < 1:
         raise BadInput(f"--confidence {confidence} is not between 0 and 1; give one such as 0.95")
+    if limit is None and (split is not None or rule != "point"):
+        raise BadInput("--rule and --split decide what is selected; give --max-loss, such as 5%")
     if split is not None and not 0 < split < 1:
         raise BadInput(f"--split {split} is not between 0 and 1; give the share that chooses, such as 0.5")
     outdated = profile.header.get("bounds") != BOUND_METHOD or (confidence is not None and confidence != made_at)
@@ -101,13 +107,15 @@ def frontier_blocks(
     scores = _scores(profile) if needed or ((limit or outdated) and _has_measurements(profile)) else {}
     resampling = Resampling.of(profile.header, confidence)
     first_metric = {(r["task"], r["dataset"]): r["metric"] for r in reversed(rows)}
+    by_agreement, validations = profile.header.get("references") == "none", profile.validations()
     blocks = []
     for source, name in sorted(first_metric.items()):
         key = (*source, name)
         own = [r for r in rows if (r["task"], r["dataset"], r["metric"]) == key]
         if outdated:
             _bound_anew(own, scores.get(key), resampling)
-        blocks.append(_block(own, scores.get(key), limit, rule, split, granularity, resampling))
+        block = _block(own, scores.get(key), limit, rule, split, granularity, resampling)
+        blocks.append(block._replace(by_agreement=by_agreement, validated=_validated(validations, block)))
     return blocks
 
 
@@ -136,113 +144,6 @@ def saved(cost: float | None, full: float | None) -> float | None:
     return None if cost is None or not full else 1 - cost / full
 
 
-def plan_document(row: Row) -> Row:
-    """Returns what `--json` and `--format csv` say of one plan."""
-    same = (
-        *("strategy", "start_layer", "stop_layer", "params", "recomputed_layers", "total_layers"),
-        *("recompute_fraction", "quality", "loss_rel", "loss_rel_upper", "loss_points", "loss_points_upper"),
-        *("gap_recovered", "kv_bytes_per_token", "e_bytes_per_token", "n_scored", "n_planned"),
-    )
-    return {
-        "plan": plan_text(row),
-        **{name: row[name] for name in same},
-        **{name: value for name, value in row.items() if name.endswith("_certified")},
-        "not_known": not_known(row),
-        "beaten_by": beaten_by(row),
-        "modelled_prefill_saved": saved(row["prefill_flops"], row["full_prefill_flops"]),
-        "measured_prefill_saved": saved(row["measured_prefill_ms"], row["measured_full_prefill_ms"]),
-    }
-
-
-def not_known(row: Row) -> dict[str, str]:
-    """Returns why losses of a row are null, by column."""
-    if row["quality"] is None or row["baseline_quality"] is None:
-        why = "no sample was scored for both the plan and full_prefill"
-        return dict.fromkeys(("loss_rel", "loss_points", "gap_recovered"), why)
-    reasons = {}
-    if row["loss_rel"] is None:
-        reasons["loss_rel"] = "full_prefill scores 0"
-    if row["gap_recovered"] is None:
-        floor = row["floor_quality"]
-        reasons["gap_recovered"] = (
-            "no_context was not scored" if floor is None else "full_prefill and no_context score alike"
-        )
-    if row["loss_points_upper"] is None:
-        reasons["loss_points_upper"] = "the bounds were made by another method and the measurements are not there"
-    return reasons
-
-
-def block_document(block: Block) -> Row:
-    """Returns what `--json` says of one block."""
-    return {
-        "task": block.task,
-        "dataset": block.dataset,
-        "metric": block.metric,
-        "confidence": block.confidence,
-        "granularity": block.granularity,
-        "max_loss": None if block.limit is None else f"{block.limit.value:g}{block.limit.unit}",
-        "quality": {arm: row["quality"] for arm, row in block.arms.items()},
-        "frontier": [plan_document(row) for row in block.frontier],
-        "selected": plan_document(block.selected) if block.selected else None,
-        **_decision_document(block.decision),
-        "selected_by_granularity": {str(u): plan_document(row) if row else None for u, row in block.grids.items()},
-    }
-
-
-def _decision_document(decision: Decision | None) -> Row:
-    return {
-        "rule": decision.rule if decision else None,
-        "measured_within": plan_document(decision.measured) if decision and decision.measured else None,
-        "samples_needed": [{"plan": plan_text(row), "samples": n} for row, n in decision.needed] if decision else [],
-        "plans_tested": decision.tested if decision else None,
-        "selection_samples": decision.selection_samples if decision else None,
-    }
-
-
-def selection_document(profile: Profile, blocks: Sequence[Block], rows: Sequence[Row] | None) -> Row:
-    """Returns what `kvprofile select` says: the plan with its losses on every task, or that a full prefill is due.
-
-    Args:
-        profile: The profile.
-        blocks: The tasks that were asked for.
-        rows: The selected plan's row in each block; None if there is no plan.
-    """
-    decision = blocks[0].decision
-    return {
-        "profile": str(profile.folder),
-        "profile_id": profile.header["profile_id"],
-        "max_loss": str(blocks[0].limit),
-        "rule": decision.rule if decision else None,
-        "confidence": blocks[0].confidence,
-        "selected": None if rows is None else {name: rows[0][name] for name in (*PLAN_COLUMNS, "recompute_fraction")},
-        "plan": "full_prefill" if rows is None else plan_text(rows[0]),
-        "sureness": sureness(blocks, rows),
-        "tasks": [
-            {
-                **{name: getattr(block, name) for name in ("task", "dataset", "metric")},
-                "plan": None if rows is None else plan_document(rows[place]),
-                **_decision_document(block.decision),
-            }
-            for place, block in enumerate(blocks)
-        ],
-    }
-
-
-def sureness(blocks: Sequence[Block], rows: Sequence[Row] | None) -> str:
-    """Returns in words how sure it is that a selected plan keeps within the limit: by the weakest of its tasks."""
-    decision, limit = blocks[0].decision, blocks[0].limit
-    if rows is None or decision is None or limit is None:
-        return "nothing is within the limit"
-    at = f"at {100 * blocks[0].confidence:g}%"
-    if decision.rule == "certified":
-        among = f", for all {decision.tested} plans at once" if decision.tested > 1 else ""
-        return f"certified {at}{among}"
-    if all(limit.allows(row, "bound") for row in rows):
-        others = decision.selection_samples is not None
-        return f"bounded {at}{', on samples that did not choose it' if others else ', for this plan by itself'}"
-    return "measured, not bounded"
-
-
 def groups_on(rows: Sequence[Row], unit: int) -> set[LayerRange]:
     """Returns the layer groups among the rows that lie on the grid of `unit`-layer units."""
     return {LayerRange(r["start_layer"], r["stop_layer"]) for r in rows if _is_group(r) and _lies_on(r, unit)}
@@ -263,7 +164,7 @@ def _block(
     resampling: Resampling,
 ) -> Block:
     from kvprofile.analysis.decision import decide
-    from kvprofile.analysis.profile_table import mark_frontier
+    from kvprofile.analysis.profile_table import mark_frontier, set_intervals
 
     mark_frontier(rows)
     first = rows[0]
@@ -275,7 +176,14 @@ def _block(
         if granularity is None and groups_on(measured, u) == groups_on(rows, u) and groups_on(rows, u) < everything
     ]
     alone: Rule | None = rule if rule != "certified" and split is None else None
+    if split is not None and scores is not None and len(scores.samples) < 2:
+        raise BadInput(
+            f"--split needs two samples or more of {first['task']}/{first['dataset']}; measure more contexts"
+        )
     decision = decide(rows, limit, rule, scores, resampling, split) if limit else None
+    front = sorted((r for r in rows if r["on_frontier"]), key=lambda r: float(r["recompute_fraction"]))
+    if scores is not None and split is None:
+        set_intervals(front, scores, **resampling._asdict())
     return Block(
         first["task"],
         first["dataset"],
@@ -283,7 +191,7 @@ def _block(
         resampling.confidence,
         granularity,
         arms={r["strategy"]: r for r in rows if not _is_group(r) and r["params"] is None},
-        frontier=sorted((r for r in rows if r["on_frontier"]), key=lambda r: float(r["recompute_fraction"])),
+        frontier=front,
         limit=limit,
         decision=decision,
         grids={u: cheapest([r for r in rows if not _is_group(r) or _lies_on(r, u)], limit, alone) for u in coarser}
@@ -291,7 +199,22 @@ def _block(
         else {},
         unscored=sum(r["strategy"] not in REFERENCE_ARMS and not complete(r) for r in rows),
         rows=rows,
+        by_agreement=False,
+        validated={},
     )
+
+
+def _validated(validations: Sequence[Mapping[str, Any]], block: Block) -> dict[PlanKey, list[str]]:
+    """Returns by plan where it was validated and what came out."""
+    found: dict[PlanKey, list[str]] = {}
+    for one in validations:
+        if (one["task"], one["metric"]) == (block.task, block.metric):
+            for plan in one["plans"]:
+                loss = plan["loss"]
+                unit = f"{100 * loss:.1f}%" if plan["unit"] == "%" and loss is not None else f"{loss or 0:.1f} points"
+                said = "not known" if loss is None else f"loss {unit}"
+                found.setdefault(plan_key(plan), []).append(f"{one['dataset']} ({one['samples']} samples): {said}")
+    return found
 
 
 def _is_group(row: Row) -> bool:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from kvprofile.analysis.choice import beaten_by, can_serve
-from kvprofile.analysis.decision import Resampling
 from kvprofile.analysis.label_free import rankings
-from kvprofile.analysis.profile_table import lower_bounds
-from kvprofile.analysis.scores import Scores, all_scores
+from kvprofile.analysis.scores import FULL_PREFILL, Scores, all_scores
 from kvprofile.errors import BadInput
-from kvprofile.layers import plan_key
+from kvprofile.layers import PLAN_COLUMNS, describe_set, plan_key
 from kvprofile.limits import LossLimit, Rule
 from kvprofile.report import figures
 from kvprofile.report.figures import Drawing
@@ -30,7 +29,6 @@ from kvprofile.report.text import size
 from kvprofile.report.validations import loss_text, verdict
 from kvprofile.scoring import BUILT_IN, agreement, metric
 from kvprofile.store.reader import MEASUREMENTS_FILE, Profile
-from kvprofile.strategies.layer_set import ranges_text
 
 _MOST_ANSWERS = 10
 _LONGEST_ANSWER = 300
@@ -60,23 +58,28 @@ def sections(
         rule: Which loss must be within it.
         palette: Colours of the figures; those of the report's theme if None.
     """
-    colours = {} if palette is None else {"palette": palette}
+    colours: Any = {} if palette is None else {"palette": palette}
     measurements = profile.measurements() if (profile.folder / MEASUREMENTS_FILE).is_file() else None
     scores = {} if measurements is None else {(s.task, s.dataset, s.metric): s for s in all_scores(measurements)}
-    maps = sensitivity_document(profile) if profile.sensitivity() is not None else {"blocks": []}
+    maps = {d: sensitivity_document(profile, d) for d in ("forward", "reverse") if profile.sensitivity(d) is not None}
     validations = profile.validations()
     for block in frontier_blocks(profile, limit=limit, rule=rule):
         key = (block.task, block.dataset, block.metric)
         own: Scores | None = scores.get(key)
         fresh = [v for v in validations if (v["task"], v["metric"]) == (block.task, block.metric)]
-        sensitive = next((b for b in maps["blocks"] if (b["task"], b["dataset"], b["metric"]) == key), None)
+        layers = {
+            direction: next((b for b in held["blocks"] if (b["task"], b["dataset"], b["metric"]) == key), None)
+            for direction, held in maps.items()
+        }
+        sensitive, reverse = layers.get("forward"), layers.get("reverse")
         shown = block.selected or (block.decision.measured if block.decision else None)
         differences = _differences(own, shown) if own and shown else []
         title = f"{plan_text(shown)} against full prefill, sample by sample" if shown else ""
         drawn = [
-            figures.frontier_drawing(block, _lower(profile, block, own), fresh, **colours),
+            figures.frontier_drawing(block, fresh, **colours),
             figures.groups_drawing(block, **colours),
             figures.sensitivity_drawing(sensitive, **colours) if sensitive else None,
+            figures.sensitivity_drawing(reverse, reverse=True, **colours) if reverse else None,
             figures.differences_drawing(title, differences, **colours),
         ]
         yield Section(
@@ -100,14 +103,12 @@ def report_html(profile: Profile, limit: LossLimit, rule: Rule) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "number": number, "size": size, "ranges": ranges_text}
+    environment.filters |= {"percent": percent, "number": number, "size": size, "ranges": describe_set}
     environment.globals |= {"loss_text": loss_text, "verdict": verdict, "svg": figures.svg, "place": figures.place}
     template = environment.get_template("report.html.j2")
     return template.render(
         summary=summarize(profile),
         sections=list(sections(profile, limit, rule)),
-        limit=limit,
-        rule=rule,
     )
 
 
@@ -151,14 +152,6 @@ def _safe(part: str) -> str:
     return "".join(c if c.isalnum() or c in "._" else "_" for c in part)[:40].lstrip(".")
 
 
-def _lower(profile: Profile, block: Block, scores: Scores | None) -> dict[int, float]:
-    rows = [row for row in block.frontier if row["strategy"] != "full_prefill"]
-    if scores is None or not rows:
-        return {}
-    bounds = lower_bounds(rows, scores, **Resampling.of(profile.header)._asdict())
-    return {i: float(bound) for i, bound in enumerate(bounds.loss_points) if not np.isnan(bound)}
-
-
 def _differences(scores: Scores, row: Row) -> list[tuple[str, float]]:
     value = 100 * (scores.of(plan_key(row), scores.value) - scores.baseline)
     return [(name, float(v)) for name, v in zip(scores.samples, value, strict=True) if not np.isnan(v)]
@@ -167,6 +160,8 @@ def _differences(scores: Scores, row: Row) -> list[tuple[str, float]]:
 def _frontier_row(row: Row, chosen: bool) -> dict[str, Any]:
     tokens = row["context_tokens_median"]
     return {
+        "gap_recovered_lower": None,
+        "gap_recovered_upper": None,
         **row,
         "plan": plan_text(row),
         "chosen": chosen,
@@ -189,21 +184,22 @@ def _label_free(profile: Profile, scores: Scores, block: Block, measurements: An
 
 def _answers(measurements: Any, block: Block, row: Row) -> list[dict[str, Any]]:
     """Returns the answers on which the plan loses most, beside full prefill's."""
-    wanted = (block.task, block.dataset, block.metric)
-    key, full = (
-        plan_key(row),
-        plan_key({**row, "strategy": "full_prefill", "start_layer": None, "stop_layer": None, "params": None}),
-    )
+    key = plan_key(row)
+    wanted = (pc.field("task") == block.task) & (pc.field("dataset") == block.dataset)
+    plans = pc.field("strategy").isin(["full_prefill", key[0]])
+    columns = [*PLAN_COLUMNS, "sample_id", "value", "output_text"]
+    table = measurements.filter(wanted & (pc.field("metric") == block.metric) & plans).select(columns)
     texts: dict[str, dict[Any, Mapping[str, Any]]] = {}
-    for one in measurements.to_pylist():
-        if (one["task"], one["dataset"], one["metric"]) == wanted and plan_key(one) in (key, full):
+    for one in table.to_pylist():
+        if plan_key(one) in (key, FULL_PREFILL):
             texts.setdefault(one["sample_id"], {})[plan_key(one)] = one
     both = [
-        {"sample": sample, "full": pair[full], "plan": pair[key], "loss": pair[full]["value"] - pair[key]["value"]}
+        {
+            "sample": sample,
+            "loss": pair[FULL_PREFILL]["value"] - pair[key]["value"],
+            "texts": [str(pair[name]["output_text"])[:_LONGEST_ANSWER] for name in (FULL_PREFILL, key)],
+        }
         for sample, pair in texts.items()
-        if len(pair) == 2 and None not in (pair[full]["value"], pair[key]["value"], pair[full]["output_text"])
+        if len(pair) == 2 and None not in [pair[name][c] for name in pair for c in ("value", "output_text")]
     ]
-    worst: Sequence[dict[str, Any]] = sorted(both, key=lambda one: -one["loss"])[:_MOST_ANSWERS]
-    return [
-        {**one, "texts": [one[name]["output_text"][:_LONGEST_ANSWER] for name in ("full", "plan")]} for one in worst
-    ]
+    return sorted((one for one in both if one["loss"] > 0), key=lambda one: -one["loss"])[:_MOST_ANSWERS]

@@ -7,14 +7,14 @@ from typing import Any
 
 from rich.console import Console
 
+from kvprofile.analysis.decision import Resampling
 from kvprofile.analysis.scores import Scores, all_scores
 from kvprofile.analysis.sensitivity import CRITICAL, PERCENTILES, layer_losses, sets_against_groups
 from kvprofile.errors import BadInput
-from kvprofile.layers import LayerRange, describe
+from kvprofile.layers import LayerRange, describe, describe_set
 from kvprofile.report.terminal import add_row, new_table, number, percent, print_table
 from kvprofile.report.text import print_line
 from kvprofile.store.reader import Profile
-from kvprofile.strategies.layer_set import ranges_text
 
 
 def sensitivity_document(profile: Profile, direction: str = "forward", critical: float = CRITICAL) -> dict[str, Any]:
@@ -30,12 +30,13 @@ def sensitivity_document(profile: Profile, direction: str = "forward", critical:
     if direction == "forward":
         profiled = {_key(one): one for one in all_scores(profile.measurements())}
     rows = profile.rows.to_pylist()
+    resampling = Resampling.of(profile.header)
     blocks = []
     for scores in all_scores(table):
         key = _key(scores)
         losses = layer_losses(scores, critical)
         own = [r for r in rows if (r["task"], r["dataset"], r["metric"]) == key and r["on_frontier"]]
-        against = sets_against_groups(scores, profiled[key], own) if key in profiled else []
+        against = sets_against_groups(scores, profiled[key], own, **resampling._asdict()) if key in profiled else []
         blocks.append(
             {
                 **dict(zip(("task", "dataset", "metric"), key, strict=True)),
@@ -75,7 +76,13 @@ def print_map(console: Console, document: Mapping[str, Any]) -> None:
             ]
             add_row(table, [one["layer"], *cells])
         print_table(console, table)
-        listed = ", ".join(map(str, block["critical_layers"])) or "none"
+        print_line(
+            console, "(per cents: percentiles over samples of the loss in points; KL: nats from full prefill's tokens)"
+        )
+        unknown = all(one["loss_rel"] is None for one in block["layers"])
+        listed = (
+            "cannot tell, full prefill scores 0" if unknown else ", ".join(map(str, block["critical_layers"])) or "none"
+        )
         print_line(console, f"critical layers (loss above {percent(document['critical_above'], 0)}): {listed}")
         _print_sets(console, block, document["total_layers"])
         console.print()
@@ -84,12 +91,19 @@ def print_map(console: Console, document: Mapping[str, Any]) -> None:
 def _print_sets(console: Console, block: Mapping[str, Any], layers: int) -> None:
     if not block["sets_against_groups"]:
         return
-    print_line(console, "the most sensitive layers as a set, against the frontier's group of as many layers:")
-    table = new_table("set", "group", "set's E\nlayers", "set", "group", "set less\ngroup, points", left=2)
+    print_line(
+        console,
+        "the layers of largest KL as a set, each range with hidden states (E) of its own, against the frontier's group of as "
+        "many layers (which is the best of its length on these very samples); bounds of the difference are one-sided",
+    )
+    table = new_table(
+        "set", "group", "set's E\nlayers", "set", "group", "set less\ngroup, points", "at\nleast", "at\nmost", left=2
+    )
     for one in block["sets_against_groups"]:
         group = describe(LayerRange(*one["group"]), layers)
-        cells = [number(one["set_quality"], 3), number(one["group_quality"], 3), number(one["difference_points"], 1)]
-        add_row(table, [ranges_text(one["set_params"]), group, one["set_e_layers"], *cells])
+        cells = [number(one[name], 3) for name in ("set_quality", "group_quality")]
+        points = [number(one[name], 1) for name in ("difference_points", "lower", "upper")]
+        add_row(table, [describe_set(one["set_params"]), group, one["set_e_layers"], *cells, *points])
     print_table(console, table)
 
 

@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from kvprofile.analysis.choice import REFERENCE_ARMS, beaten_by
-from kvprofile.layers import groups
+from kvprofile.layers import groups, plan_key
 from kvprofile.limits import Rule
-from kvprofile.report.frontier import Block, Row, plan_document, plan_text, saved
+from kvprofile.report.documents import plan_document
+from kvprofile.report.frontier import Block, Row, plan_text, saved
 from kvprofile.report.terminal_plot import frontier_plot
 from kvprofile.report.text import harmless, print_line
 
@@ -43,16 +44,14 @@ def print_block(console: Console, block: Block) -> None:
 
 def print_everywhere(console: Console, blocks: Sequence[Block], rows: Sequence[Row] | None) -> None:
     """Prints which plan is within the limit on every task, with its loss on each."""
-    limit = blocks[0].limit
+    decision = blocks[0].decision
+    assert decision is not None
+    within = f"{_SURENESS[decision.rule]} within {blocks[0].limit}{_at(decision, blocks[0])}"
     if rows is None:
-        print_line(
-            console, f"No plan is within {limit} on all of the {len(blocks)} tasks and datasets: use full_prefill."
-        )
+        print_line(console, f"No plan is {within} on all of the {len(blocks)} tasks and datasets: use full_prefill.")
         return
     losses = [f"{b.task} / {b.dataset} {_loss(row, b)}" for b, row in zip(blocks, rows, strict=True)]
-    print_line(
-        console, f"Cheapest plan within {limit} on all tasks: {plan_text(rows[0])}; loss on {', '.join(losses)}."
-    )
+    print_line(console, f"Cheapest plan {within} on all tasks: {plan_text(rows[0])}; loss on {', '.join(losses)}.")
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -95,7 +94,7 @@ def frontier_csv(blocks: Sequence[Block]) -> str:
     for block in blocks:
         for row in block.frontier:
             where = {"task": block.task, "dataset": block.dataset, "metric": block.metric}
-            document = {k: v for k, v in plan_document(row).items() if k != "not_known"}
+            document: Row = {k: v for k, v in plan_document(row).items() if k != "not_known"}
             document["beaten_by"] = " ".join(document["beaten_by"])
             cells = {**where, **document, "confidence": block.confidence, "selected": row is block.selected}
             if writer is None:
@@ -114,8 +113,9 @@ def _caption(block: Block) -> list[str]:
     sample = next(iter(block.arms.values()), None) or (block.frontier[0] if block.frontier else None)
     counts = f", {sample['n_scored']} of {sample['n_planned']} samples" if sample else ""
     grid = f", groups of granularity {block.granularity} only" if block.granularity else ""
+    agreement = " of agreement with the receiver's own full prefill" if block.by_agreement else ""
     return [
-        f"{block.task} / {block.dataset}, {block.metric}{counts}{grid}",
+        f"{block.task} / {block.dataset}, {block.metric}{agreement}{counts}{grid}",
         f"  {', '.join(scores)}",
         f"  upper bounds are one-sided at {100 * block.confidence:g}%, losses are against full_prefill",
         *(
@@ -198,18 +198,22 @@ def _at(decision: Decision, block: Block) -> str:
 def _surer(decision: Decision, block: Block) -> list[str]:
     """Returns what would make the answer surer."""
     lines = []
-    if (
-        decision.rule == "point"
-        and decision.selected
-        and block.limit
-        and not block.limit.allows(decision.selected, "bound")
-    ):
-        lines.append("Its upper bound lies above the limit: measure more contexts to be sure.")
+    row = decision.selected
+    if row is not None and (fresh := block.validated.get(plan_key(row))):
+        lines.append(f"Validated on fresh data: {'; '.join(fresh)}.")
+    if decision.rule == "point" and row is not None and block.limit and not block.limit.allows(row, "bound"):
+        known = row[block.limit.column("bound")] is not None
+        why = "Its upper bound lies above the limit" if known else "It has no upper bound"
+        lines.append(f"{why}: measure more contexts to be sure.")
     verb = "certify" if decision.rule == "certified" else "bound"
-    lines += [
-        f"To {verb} {plan_text(row)} within {block.limit} would take about {samples} samples, if further ones look like these."
-        for row, samples in decision.needed
-    ]
+    for asked, samples in decision.needed:
+        lead = f"To {verb} {plan_text(asked)} within {block.limit} would take"
+        if samples is None:
+            lines.append(
+                f"{lead} more samples than can be told: its measured loss is too close to the limit, or above it."
+            )
+        else:
+            lines.append(f"{lead} about {samples} samples, if further ones look like these.")
     if decision.rule == "bound" and decision.selected and decision.selection_samples is None:
         lines.append("The bound is of each plan by itself; --split 0.5 chooses on one half and bounds on the other.")
     return lines
@@ -233,6 +237,13 @@ def _none(block: Block) -> str:
     assert decision is not None
     if full is not None and full["quality"] == 0 and block.limit and block.limit.unit == "%":
         return f"No plan within {block.limit}: full_prefill scores 0, so give points, such as 1pt."
+    if decision.rule == "certified" and decision.measured and decision.measured.get("loss_points_certified") is None:
+        return f"No plan can be certified: {block.metric} is not known to stay between 0 and 1; use --rule bound."
+    if decision.measured is not None and decision.rule == "point":
+        return (
+            f"No plan: {plan_text(decision.measured)} is within {block.limit} on the samples that chose it, but measures "
+            f"{_loss(decision.measured, block)} on the others; use full_prefill."
+        )
     if decision.measured is not None:
         return (
             f"No plan is {_SURENESS[decision.rule]} within {block.limit}{_at(decision, block)}: insufficient evidence. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvprofile.analysis.choice import saves
 from kvprofile.report.frontier import Block, Row
 
 _WIDTH, _HEIGHT = 61, 11
@@ -15,7 +16,7 @@ def frontier_plot(block: Block) -> list[str]:
 
     The dashed line is full prefill. Nothing where fewer than two plans have a quality.
     """
-    plans = [r for r in block.rows if r["quality"] is not None and (r["start_layer"] is not None or r["on_frontier"])]
+    plans = [r for r in block.rows if r["quality"] is not None and (saves(r) or r["on_frontier"])]
     full = block.arms.get("full_prefill")
     level = full["quality"] if full else None
     qualities: list[float] = [row["quality"] for row in plans] + ([] if level is None else [level])
@@ -32,7 +33,7 @@ def frontier_plot(block: Block) -> list[str]:
     selected = [block.selected] if block.selected else []
     layers: Sequence[Sequence[Row]] = (plans, block.frontier, selected)
     for mark, rows in zip(_MARKS, layers, strict=True):
-        for row in rows:
+        for row in (one for one in rows if one["quality"] is not None):
             canvas[line_of(row["quality"])][round(row["recompute_fraction"] * (_WIDTH - 1))] = mark
     edges = {0: f"{highest:.3f}", _HEIGHT - 1: f"{lowest:.3f}"}
     lines = [f"{edges.get(i, ''):>7} |{''.join(cells).rstrip()}" for i, cells in enumerate(canvas)]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kvprofile.analysis.choice import cheapest
 from kvprofile.errors import BadInput
-from kvprofile.limits import LossLimit, parse_loss
+from kvprofile.limits import LossLimit, Rule, parse_loss
 from kvprofile.store.index import ls
 from kvprofile.store.reader import Profile, load
 
@@ -16,7 +16,7 @@ __all__ = ["ChosenPlan", "LossLimit", "ProfileStore", "RuntimeProfile", "load_pr
 
 
 class ChosenPlan(NamedTuple):
-    """A plan to serve with: reuse the sender's K/V except of layers `start_layer … stop_layer - 1`.
+    """A plan to serve with: reuse the sender's K/V except of layers `start_layer … stop_layer - 1`, half-open as in the tables.
 
     Attributes:
         strategy: Family of the plan.
@@ -26,7 +26,10 @@ class ChosenPlan(NamedTuple):
         recompute_fraction: Share of the layers to recompute.
         quality: Mean score of the plan.
         loss_rel: Measured relative loss against full prefill, None if full prefill scores 0.
+        loss_rel_upper: Its upper bound, by the profile's confidence.
         loss_points: Measured loss against full prefill, in points.
+        loss_points_upper: Its upper bound.
+        n_scored: Samples behind these numbers.
         task: Task it was measured on.
         dataset: Data it was measured on.
         metric: Metric of `quality`.
@@ -39,7 +42,10 @@ class ChosenPlan(NamedTuple):
     recompute_fraction: float
     quality: float
     loss_rel: float | None
+    loss_rel_upper: float | None
     loss_points: float | None
+    loss_points_upper: float | None
+    n_scored: int
     task: str
     dataset: str
     metric: str
@@ -59,24 +65,28 @@ class RuntimeProfile:
         task: str | None = None,
         metric: str | None = None,
         dataset: str | None = None,
+        rule: Rule = "point",
     ) -> ChosenPlan | None:
-        """Returns the cheapest plan whose measured loss is within `max_loss`; None means: do a full prefill.
+        """Returns the cheapest plan whose loss is within `max_loss`; None means: do a full prefill.
 
         Args:
             max_loss: Such as `1%` (relative) or `1pt` (points).
             task: Needed if the profile has several.
             metric: The task's first if not given.
             dataset: Needed if the profile has several for the task.
+            rule: `point` for the measured loss, `bound` for its upper bound.
 
         Raises:
-            BadInput: If the profile has no such task, metric or dataset, or several fit.
+            BadInput: If the profile has no such task, metric or dataset, or several fit, or the rule is another.
         """
-        limit = parse_loss(max_loss) if isinstance(max_loss, str) else max_loss
+        if rule not in ("bound", "point"):
+            raise BadInput(f"a profile alone cannot tell by rule {rule!r}; use bound or point, or `kvprofile select`")
+        limit = max_loss if isinstance(max_loss, LossLimit) else parse_loss(max_loss)
         rows = self._rows
         for column, wanted in (("task", task), ("dataset", dataset)):
             rows = _one(rows, column, wanted)
         rows = _one(rows, "metric", rows[0]["metric"] if metric is None else metric)
-        row = cheapest(rows, limit)
+        row = cheapest(rows, limit, rule)
         return None if row is None else ChosenPlan(**{name: row[name] for name in ChosenPlan._fields})
 
 

@@ -71,17 +71,26 @@ class Profile:
     def validations(self) -> list[dict[str, Any]]:
         """Returns what `kvprofile validate` found, oldest first; the measurements lie in the file each one names."""
         found = []
-        for path in sorted((self.folder / VALIDATIONS_FOLDER).glob("*.parquet"), key=lambda p: p.stem[-4:]):
+        for path in sorted((self.folder / VALIDATIONS_FOLDER).glob("[!.]*.parquet"), key=lambda p: p.stem[-4:]):
             _, header = _read(path, MEASUREMENTS, with_header=True)
             if not _is_validation(header.get("validation")):
                 raise BadInput(f"{path} holds no validation; remove it or validate again")
+            self._require_own(path, header)
             found.append({**header["validation"], "file": str(path)})
         return found
 
     def sensitivity(self, direction: str = "forward") -> pa.Table | None:
         """Returns the measurements of `kvprofile sensitivity`, None if it has not run; `reverse` exchanges the models' roles."""
         path = self.folder / SENSITIVITY_FOLDER / f"{direction}.parquet"
-        return _read(path, MEASUREMENTS)[0] if path.is_file() else None
+        if not path.is_file():
+            return None
+        table, header = _read(path, MEASUREMENTS, with_header=True)
+        self._require_own(path, header)
+        return table
+
+    def _require_own(self, path: Path, header: Mapping[str, Any]) -> None:
+        if header["profile_id"] != self.header["profile_id"]:
+            raise BadInput(f"{path} was measured for another profile; remove it or measure again")
 
 
 def versions(pair: Path) -> list[tuple[int, Path]]:
@@ -123,6 +132,8 @@ def resolve(path: str | Path) -> Path:
         return _newest(versions(inside[0]))
     if inside:
         raise BadInput(f"{path} holds {len(inside)} pairs; give one of {', '.join(str(pair) for pair in inside)}")
+    if below := sorted({str(found.parent.parent.parent) for found in path.glob(f"*/*/v*/{PROFILE_FILE}")}):
+        raise BadInput(f"{path} is no store but holds some; give one of {', '.join(below)}")
     raise BadInput(f"there is no profile in {path}; make one with `kvprofile sweep RECIPE --out {path}`")
 
 
@@ -183,14 +194,17 @@ _OF_VALIDATION: dict[str, type | UnionType] = {
     **dict.fromkeys(("samples", "overlap_left_out"), int),
     "max_loss": str | None,
     "confidence": float,
+    "full_prefill_quality": float | int,
     "plans": list,
 }
 _OF_VALIDATED_PLAN: dict[str, type | UnionType] = {
     **dict.fromkeys(("plan", "strategy", "unit"), str),
     **dict.fromkeys(("start_layer", "stop_layer"), int | None),
     "params": str | None,
+    "recompute_fraction": float | int,
     **dict.fromkeys(
-        ("promised_at_most", "profiled_loss", "loss", "loss_lower", "loss_upper", "quality"), float | int | None
+        ("promised_at_most", "profiled_loss", "loss", "loss_lower", "loss_upper", "quality", "baseline_quality"),
+        float | int | None,
     ),
     **dict.fromkeys(("held", "bounded", "beyond_chance"), bool | None),
 }
@@ -248,7 +262,9 @@ def _header(path: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
     if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 < confidence < 1:
         raise BadInput(f"{path} has a footer whose confidence is no number between 0 and 1; sweep again")
     texts = [header["created_at"], *(header[role][key] for role in ("sender", "receiver") for key in _TEXTS_OF_MODELS)]
-    resamples = header.get("resamples", 1)
+    resamples, seed = header.get("resamples", 1), header["seed"]
+    if type(seed) is not int or seed < 0:
+        raise BadInput(f"{path} has a footer whose seed is no whole number from 0 on; sweep again")
     if not all(isinstance(text, str) for text in texts) or type(resamples) is not int or not 1 <= resamples <= 10**6:
         raise BadInput(f"{path} has a footer with values of other kinds than kvprofile writes; sweep again")
     return dict(header)

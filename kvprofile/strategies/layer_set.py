@@ -6,11 +6,10 @@ Every group needs hidden states of its own, and takes the sender's deviation in 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from kvprofile.layers import LayerRange, Plan
+from kvprofile.layers import Plan, ranges_in, set_params
 from kvprofile.strategies import Reading
 
 if TYPE_CHECKING:
@@ -21,23 +20,7 @@ version = 1
 
 def plan_of(layers: Iterable[int]) -> Plan:
     """Returns the plan that recomputes these layers, neighbours as one group."""
-    ranges: list[LayerRange] = []
-    for layer in sorted(set(layers)):
-        if ranges and ranges[-1].stop == layer:
-            ranges[-1] = LayerRange(ranges[-1].start, layer + 1)
-        else:
-            ranges.append(LayerRange(layer, layer + 1))
-    return Plan("layer_set", params=json.dumps({"ranges": ranges}, separators=(",", ":")))
-
-
-def ranges_of(plan: Plan) -> list[LayerRange]:
-    return [LayerRange(start, stop) for start, stop in json.loads(plan.params or "{}")["ranges"]]
-
-
-def ranges_text(params: str) -> str:
-    """Returns a set as people read it, such as `1–2, 5, 9–12`: both ends inclusive."""
-    ranges = ranges_of(Plan("layer_set", params=params))
-    return ", ".join(str(group.start) if group.length == 1 else f"{group.start}–{group.stop - 1}" for group in ranges)
+    return Plan("layer_set", params=set_params(layers))
 
 
 def plans(layers: int, granularity: Sequence[int]) -> list[Plan]:
@@ -46,10 +29,10 @@ def plans(layers: int, granularity: Sequence[int]) -> list[Plan]:
 
 def read(caches: ContextCaches, plan: Plan) -> Reading:
     mixed = list(caches.sender_capture.kv)
-    for group in ranges_of(plan):
+    for group in ranges_in(plan.params):
         mixed[slice(*group)] = caches.recomputed(group)
     return Reading(tuple(mixed))
 
 
 def recomputed_layers(plan: Plan, layers: int) -> int:
-    return sum(group.length for group in ranges_of(plan))
+    return sum(group.length for group in ranges_in(plan.params))

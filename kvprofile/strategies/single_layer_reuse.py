@@ -5,11 +5,10 @@ A diagnostic that serves no request, since every other layer is computed; `kvpro
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvprofile.layers import Plan
+from kvprofile.layers import Plan, layer_in, layer_params
 from kvprofile.strategies import Reading
 
 if TYPE_CHECKING:
@@ -19,11 +18,7 @@ version = 1
 
 
 def plan_of(layer: int) -> Plan:
-    return Plan("single_layer_reuse", params=json.dumps({"layer": layer}, separators=(",", ":")))
-
-
-def layer_of(plan: Plan) -> int:
-    return int(json.loads(plan.params or "{}")["layer"])
+    return Plan("single_layer_reuse", params=layer_params(layer))
 
 
 def plans(layers: int, granularity: Sequence[int]) -> list[Plan]:
@@ -31,7 +26,7 @@ def plans(layers: int, granularity: Sequence[int]) -> list[Plan]:
 
 
 def read(caches: ContextCaches, plan: Plan) -> Reading:
-    layer, own = layer_of(plan), caches.receiver_kv
+    layer, own = layer_in(plan.params), caches.receiver_kv
     return Reading((*own[:layer], caches.sender_capture.kv[layer], *own[layer + 1 :]))
 
 

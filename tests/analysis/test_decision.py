@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from kvprofile.analysis.decision import Decision, Resampling, chosen_samples, decide
-from kvprofile.analysis.profile_table import build_profile_rows
-from kvprofile.analysis.scores import Scores, all_scores
+from kvprofile.analysis.profile_table import build_profile_rows, set_certified
+from kvprofile.analysis.scores import FULL_PREFILL, Scores, all_scores
 from kvprofile.limits import Rule, parse_loss
 from kvprofile.store.schema import MEASUREMENTS
 from tests.profile_factory import cost, measurements, plans
@@ -35,10 +36,10 @@ def layers(row: dict[str, Any] | None) -> tuple[int, int] | None:
 
 
 def test_few_samples_are_enough_to_measure_and_not_to_bound() -> None:
-    measured = decided(8, "5%", "point")
+    measured = decided(12, "5%", "point")
     assert layers(measured.selected) == (2, 4)
     assert [layers(row) for row, _ in measured.needed] == [(2, 4)]
-    bounded = decided(8, "5%", "bound")
+    bounded = decided(12, "5%", "bound")
     assert bounded.selected is None
     assert layers(bounded.measured) == (2, 4)
     (row, count), *_ = bounded.needed
@@ -94,3 +95,17 @@ def test_both_parts_of_a_split_have_samples(samples: int, share: float, expected
 def test_points_and_bounds_do_without_measurements() -> None:
     rows, _ = block(300)
     assert layers(decide(rows, parse_loss("5%"), "bound", None, RESAMPLING).selected) == (2, 4)
+
+
+def test_a_certificate_does_not_depend_on_what_samples_are_called() -> None:
+    """Easy samples first would let a bet win before the hard ones come."""
+    _, scores = block(200)
+    values = np.zeros((1, 200))
+    full = np.zeros(200)
+    full[100:] = 1.0  # the first half loses nothing, the second everything
+    treacherous = dataclasses.replace(
+        scores, value=np.vstack([full, values]), plans={FULL_PREFILL: 0, ("x", None, None, None): 1}
+    )
+    row: dict[str, Any] = {"strategy": "x", "start_layer": None, "stop_layer": None, "params": None}
+    set_certified([row], treacherous, 0.95, seed=0)
+    assert row["loss_points_certified"] >= 50

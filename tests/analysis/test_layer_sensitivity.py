@@ -62,7 +62,8 @@ def test_sets_are_paired_with_the_group_of_as_many_layers() -> None:
     profiled = scores({Plan("full_prefill"): [*FULL]})
     profiled.plans[("layer_group", 1, 3, None)] = 1
     object.__setattr__(profiled, "value", np.vstack([FULL, [0.2, 0.5, 0.5, 0.5]]))
-    (found,) = sets_against_groups(held, profiled, [group])
+    (found,) = sets_against_groups(held, profiled, [group], confidence=0.95, resamples=200, seed=0)
     assert found.difference_points == pytest.approx(10.0), "three samples have both"
+    assert found.lower < 0 < found.difference_points < found.upper
     assert (found.layers, found.group, found.set_e_layers) == (2, (1, 3), 1), "layer 0 needs no hidden states"
     assert json.loads(found.set_params) == {"ranges": [[0, 1], [3, 4]]}

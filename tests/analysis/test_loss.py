@@ -86,21 +86,34 @@ def test_blocks_of_plans_do_not_move_the_bounds() -> None:
     assert together[1][7] == pytest.approx(bounds(values[[7]], BASE)[1][0])
 
 
-def test_gap_bounds() -> None:
+def gap(plan: np.ndarray, full: np.ndarray, floor: np.ndarray) -> tuple[float, float] | None:
+    return gap_bounds(plan, full, floor, confidence=0.95, resamples=2000, seed=0)
+
+
+def test_gap_bounds_reckon_with_the_unseen() -> None:
     full, floor = np.full(40, 0.8), np.full(40, 0.2)
-    found = gap_bounds(np.full(40, 0.5), full, floor, confidence=0.95, resamples=100, seed=0)
-    assert found == pytest.approx((0.5, 0.5))
-    lower, upper = gap_bounds(np.tile([0.2, 0.8], 20), full, floor, confidence=0.95, resamples=500, seed=0) or (0, 0)
-    assert 0.3 < lower < 0.5 < upper < 0.7
-    assert gap_bounds(full, full, full, confidence=0.95, resamples=100, seed=0) is None
-    unsure = np.tile([0.0, 1.0], 20)
-    assert gap_bounds(full, unsure, 1 - unsure + 0.01, confidence=0.95, resamples=500, seed=0) is None
+    lower, upper = gap(np.full(40, 0.5), full, floor) or (0, 0)
+    unseen = 0.05 ** (1 / 40)  # what 40 equal samples leave, as a share of their own weight
+    assert lower == pytest.approx(0.5 - (1 / unseen - 1) / 0.6, rel=0.1)
+    assert upper == pytest.approx(0.5 + (1 / unseen - 1) / 0.6, rel=0.1)
+    wider = gap(np.tile([0.2, 0.8], 20), full, floor) or (0, 0)
+    assert wider[0] < lower < 0.5 < upper < wider[1]
+    one = gap(full[:1], full[:1], floor[:1])
+    assert one is None or one[0] < 0, "one sample tells nothing"
+
+
+def test_without_a_gap_there_are_no_bounds() -> None:
+    full, unsure = np.full(40, 0.8), np.tile([0.0, 1.0], 20)
+    assert gap(full, full, full) is None
+    assert gap(full, full - 0.5, full) is None, "no context is better"
+    assert gap(full, unsure, 1 - unsure - 0.01) is None, "the gap may be none"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("samples", [50, 200])
 def test_coverage(case: str, samples: int) -> None:
-    """The benchmark has 2000 repetitions; with 300, a bound that covers 95 % stays above 92 % nearly always."""
+    """The benchmark has 2000 repetitions and holds the bars; these are few enough for every change."""
     held = coverage(CASES[case], samples, repetitions=300, seed=7)
-    assert min(held.values()) >= 0.92, held
+    assert min(share for name, share in held.items() if name.startswith("bound")) >= 0.93, held
+    assert min(share for name, share in held.items() if name.startswith("certified")) >= 0.93, held

@@ -20,6 +20,8 @@ import transformers
 import yaml
 
 from kvprofile import cli
+from kvprofile.cli.options import parse_bytes
+from kvprofile.errors import BadInput
 from kvprofile.store.schema import FORMAT_VERSION
 from tests.profile_factory import publish_profile
 from tests.tiny import tiny_tokenizer
@@ -210,3 +212,9 @@ def test_no_traceback_leaves_a_subprocess(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from kvprofile.cli import main; main()", "sweep", str(tmp_path / "gone.yaml")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (2, "", 1)
+
+
+def test_a_memory_limit_needs_a_unit() -> None:
+    with pytest.raises(BadInput, match="has no unit; write 8GB"):
+        parse_bytes("8")
+    assert parse_bytes("8GB") == 8_000_000_000

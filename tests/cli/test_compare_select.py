@@ -84,7 +84,10 @@ def test_one_plan_for_all_tasks(tasks: Path) -> None:
     assert both["plan"] == "layers 2–4 (3 of 6)"
     assert [one["task"] for one in both["tasks"]] == ["code", "qa"]
     result = run("pareto", tasks, "--max-loss", "5%", "--all-tasks")
-    assert "Cheapest plan within 5% on all tasks: layers 2–4 (3 of 6); loss on code / stdlib 0.0%" in result.output
+    assert (
+        "Cheapest plan measured within 5% on all tasks: layers 2–4 (3 of 6); loss on code / stdlib 0.0%"
+        in result.output
+    )
     assert document("pareto", tasks, "--max-loss", "5%", "--all-tasks")["selected_on_all_tasks"][0]["start_layer"] == 2
     none = run("select", tasks, "--max-loss", "5%", "--all-tasks", "--rule", "bound")
     assert none.exit_code == 1
@@ -142,23 +145,58 @@ def test_compare_pairs_samples_and_says_what_moved(tmp_path: Path) -> None:
     moved = {one["plan"]: one for one in block["moved"]}
     better, lost, same = moved["layer 2 (1 of 6)"], moved["layers 2–3 (2 of 6)"], moved["full_prefill"]
     assert better["difference_points"] == pytest.approx(10 * 7 / 8)
-    assert 0 < better["lower"] < better["difference_points"] < better["upper"] <= 10
+    assert better["lower"] < better["difference_points"] < better["upper"]
+    assert same["lower"] < 0 < same["upper"], "eight samples cannot exclude that it moved"
     assert (better["on_frontier"], better["shared_samples"]) == ([True, True], 8)
     assert lost["on_frontier"] == [True, False]
     assert same["difference_points"] == 0
     old, new = block["selected"]
-    assert old["start_layer"], old["stop_layer"] == (2, 4)
+    assert (old["start_layer"], old["stop_layer"]) == (2, 4)
     assert new["recomputed_layers"] == 3
     text = run("compare", before, after, "--max-loss", "5%").output
     assert "leaves" in text
     assert "selected within 5% (rule point): layers 2–3 (2 of 6), loss 0.0% → " in text
 
 
-def test_compare_of_other_data_shares_no_samples(tmp_path: Path) -> None:
+def test_samples_of_other_contexts_are_not_paired(tmp_path: Path) -> None:
     before, after = publish_profile(tmp_path / "a"), publish_profile(tmp_path / "b", sources=[("qa", "musique")])
     (block,) = document("compare", before, after)["blocks"]
     assert block["datasets"] == ["hotpotqa", "musique"]
-    # The factory's contexts and ids are the same whatever the data are called.
-    assert {one["shared_samples"] for one in block["moved"]} == {8}
+    for one in block["moved"]:
+        assert (one["shared_samples"], one["difference_points"], one["lower"]) == (0, None, None)
+        assert one["before"] is not None
     other = publish_profile(tmp_path / "c", sources=[CODE])
     assert "no task and metric in common" in str(run("compare", before, other).exception)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"references": "none"}, "compare profiles of one kind"),
+        ({"metrics": ["f1@2", "exact_match@1"]}, "other versions of the metric f1"),
+    ],
+)
+def test_scores_of_two_kinds_are_not_compared(tmp_path: Path, header: dict[str, Any], message: str) -> None:
+    before, after = publish_profile(tmp_path / "a"), publish_profile(tmp_path / "b", **header)
+    assert message in str(run("compare", before, after).exception)
+
+
+def test_a_split_does_not_select_what_fails_on_the_others(tmp_path: Path) -> None:
+    """By the measured loss, too: the plan is good on the samples that choose and loses all on the others."""
+    from kvprofile.analysis.decision import chosen_samples
+
+    rows = measurements(sources=[QA], samples=40)
+    chooses = dict(zip(sorted({row["sample_id"] for row in rows}), chosen_samples(40, 0.5, 0), strict=True))
+    for row in rows:
+        if row["strategy"] == "full_reuse":
+            row["value"] = row["baseline_value"] if chooses[row["sample_id"]] else 0.0
+    result = run("pareto", publish_profile(tmp_path, rows, samples=40), "--max-loss", "5%", "--split", "0.5")
+    assert result.exit_code == 1
+    assert "No plan: full_reuse is within 5% on the samples that chose it, but measures 100.0%" in result.output
+    single = publish_profile(tmp_path / "one", samples=1)
+    assert "two samples or more" in str(run("pareto", single, "--max-loss", "5%", "--split", "0.5").exception)
+
+
+@pytest.mark.parametrize("words", [["--rule", "bound"], ["--split", "0.5"]])
+def test_a_rule_without_a_limit_is_refused(folder: Path, words: list[str]) -> None:
+    assert "give --max-loss" in str(run("pareto", folder, *words).exception)

@@ -208,6 +208,6 @@ def test_other_token_ids_on_the_senders_side() -> None:
     ids = tuple(tokenizer("Box 1 holds red stones.")["input_ids"])
     sample = Sample("r1", "qa", "d", ids, (1,), ("1",), 0, 0, False, 1, "")
     same, retold = SimpleNamespace(tokenizer=tokenizer), SimpleNamespace(tokenizer=other)
-    run._require_same_ids(sample, same, same)
+    run.require_same_ids(sample, same, same)
     with pytest.raises(GateFailed, match='context of "r1" into different token ids from position'):
-        run._require_same_ids(sample, retold, same)
+        run.require_same_ids(sample, retold, same)

@@ -6,7 +6,8 @@ import pytest
 
 from kvprofile.errors import BadInput
 from kvprofile.limits import parse_loss
-from kvprofile.report.frontier import frontier_blocks, plan_document, plan_text
+from kvprofile.report.documents import plan_document
+from kvprofile.report.frontier import frontier_blocks, plan_text
 from kvprofile.store.reader import Profile, load
 from tests.profile_factory import fail, measurements, publish_profile
 

@@ -8,6 +8,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -15,7 +17,7 @@ from kvprofile.cli import app
 from kvprofile.limits import parse_loss
 from kvprofile.report.html import report_html
 from kvprofile.store.reader import load
-from tests.profile_factory import measurements, publish_profile
+from tests.profile_factory import add_sensitivity, measurements, publish_profile
 
 HOSTILE = "<script>alert('x')</script> $\\alpha$ \u202e\x1b[31m & \"quoted\" " + "漢" * 200
 
@@ -112,7 +114,76 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     assert "cannot write" in str(result.exception)
 
 
-@pytest.mark.parametrize("limit", ["100%", "0%"])
-def test_with_and_without_a_plan_within_the_limit(tmp_path: Path, limit: str) -> None:
-    text = report(publish_profile(tmp_path), limit)
-    assert ("No plan" in text) == (limit == "0%") or "Cheapest plan" in text
+def test_without_a_plan_within_the_limit(tmp_path: Path) -> None:
+    rows = measurements(sources=[("qa", "hotpotqa")])
+    for row in rows:
+        if row["strategy"] == "layer_group":
+            row["value"] *= 0.5
+    text = report(publish_profile(tmp_path, rows), "5%")
+    assert "No plan that saves prefill loses at most 5%: use full_prefill or accept more loss." in text
+    assert "Cheapest plan" not in text
+
+
+def test_ids_in_the_page_are_unique(tmp_path: Path) -> None:
+    ids = re.findall(r'\bid="([^"]+)"', report(publish_profile(tmp_path, sources=[("qa", "a"), ("code", "b")])))
+    assert len(ids) == len(set(ids)) > 50
+
+
+def test_agreement_is_called_so(tmp_path: Path) -> None:
+    text = report(publish_profile(tmp_path, references="none"))
+    assert "Without references: f1 is agreement with the receiver's own full prefill." in text
+    assert "Had there been no labels" not in text
+    output = run("pareto", tmp_path).output
+    assert "f1 of agreement with the receiver's own full prefill" in output
+
+
+def test_fresh_data_and_layers_are_shown(tmp_path: Path) -> None:
+    """Measured by the commands, on a tiny pair."""
+    from kvprofile.recipe import load_recipe, with_options
+    from kvprofile.sweep import sweep
+    from tests.test_validation import write_data
+    from tests.tiny_sweep import Silent, write_pair
+
+    profile = sweep(
+        with_options(load_recipe(str(write_pair(tmp_path))), references="none"), tmp_path / "store", Silent()
+    )
+    run("validate", profile, "--dataset", write_data(tmp_path / "<b>fresh.jsonl", range(3)))
+    for direction in ([], ["--reverse"]):
+        assert run("sensitivity", profile, *direction).exit_code == 0
+    text = report(profile, "60%")
+    assert "<td>&lt;b&gt;fresh</td>" in text
+    assert "<b>fresh" not in text
+    assert "The other direction: the sender reads a layer of the receiver&#39;s" in text
+    points = "".join(re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text))
+    assert "on \\u003cb\\u003efresh: loss" in points
+    assert "layer 0: loss" in points
+
+
+def test_the_map_and_its_sets_are_shown(tmp_path: Path) -> None:
+    folder = publish_profile(tmp_path)
+    add_sensitivity(folder)
+    text = report(folder)
+    assert "<p>Critical layers: 2, 3.</p>" in text
+    assert "<td>1, 3</td><td>2–3</td>" in text
+    output = run("sensitivity", folder).output
+    assert "critical layers (loss above 10%): 2, 3" in output
+    assert "1, 3  layers 2–3 (2 of 6)" in output
+    document = json.loads(run("sensitivity", folder, "--json").stdout)
+    (one,) = document["blocks"][0]["sets_against_groups"]
+    assert one["difference_points"] == pytest.approx(-20 * document_quality(folder))
+    assert (one["set_e_layers"], one["group"]) == (2, [2, 4])
+
+
+def document_quality(folder: Path) -> float:
+    rows = load(folder).rows.to_pylist()
+    return float(next(r["quality"] for r in rows if r["strategy"] == "full_prefill" and r["metric"] == "f1"))
+
+
+def test_parameters_that_are_none_are_refused(tmp_path: Path) -> None:
+    folder = publish_profile(tmp_path)
+    add_sensitivity(folder)
+    path = folder / "sensitivity" / "forward.parquet"
+    table = pq.read_table(path)
+    rows = [{**row, "params": "<script>" if row["params"] else None} for row in table.to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+    assert "are no parameters" in str(run("report", folder).exception)

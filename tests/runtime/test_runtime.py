@@ -68,3 +68,18 @@ def test_store_refuses_names_that_fit_two_weights(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="weights_sha256"):
         ProfileStore(tmp_path).load(sender="sender", receiver="receiver")
     assert ProfileStore(tmp_path).load(sender="9" * 64, receiver="receiver").folder == folder
+
+
+def test_the_bound_decides_where_asked_for(tmp_path: Path) -> None:
+    few, many = (load_profile(publish_profile(tmp_path / str(n), samples=n)) for n in (8, 300))
+    assert few.choose("5%") is not None
+    assert few.choose("5%", rule="bound") is None
+    plan = many.choose("5%", rule="bound")
+    assert plan is not None
+    assert (plan.start_layer, plan.stop_layer, plan.n_scored) == (2, 4, 300)
+    assert plan.loss_rel is not None
+    assert plan.loss_rel < plan.loss_rel_upper <= 0.05  # type: ignore[operator]
+    with pytest.raises(BadInput, match="use bound or point"):
+        few.choose("5%", rule="certified")
+    with pytest.raises(BadInput, match="has no unit"):
+        few.choose(0.1)  # type: ignore[arg-type]
