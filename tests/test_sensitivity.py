@@ -65,8 +65,10 @@ def test_the_document_says_what_each_layer_costs(profile: Path, measured: list[d
         assert one["loss_rel"] == pytest.approx(1 - sum(own) / RECORDS)
         assert one["critical"] == (one["loss_rel"] > 0.1)
     assert block["critical_layers"] == [one["layer"] for one in block["layers"] if one["critical"]]
-    everything = json.loads(run("sensitivity", profile, "--critical", "-200", "--json").stdout)
-    assert everything["blocks"][0]["critical_layers"] == list(range(LAYERS))
+    none = json.loads(run("sensitivity", profile, "--critical", "100", "--json").stdout)
+    assert none["blocks"][0]["critical_layers"] == []
+    for wrong in ("nan", "inf", "-5"):
+        assert "no loss between 0 and 100" in str(run("sensitivity", profile, f"--critical={wrong}").exception)
 
 
 def test_the_other_direction_exchanges_the_models(profile: Path) -> None:

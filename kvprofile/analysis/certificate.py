@@ -50,7 +50,7 @@ def _of_plan(value: Floats, baseline: Floats, confidence: float) -> tuple[float,
         return np.nan, np.nan
     loss, stakes = full - value, _stakes(full - value, confidence)
     points = 100 * _smallest(float(loss.mean()), lambda m: _wins(loss - m, 1 - m, stakes, confidence))
-    if full.sum() == 0:
+    if full.sum() <= 0:
         return np.nan, points
     rel = _smallest(
         max(-_LARGEST_GAIN, 1 - float(value.sum() / full.sum())),

@@ -18,6 +18,8 @@ from kvprofile.limits import LossLimit, Rule
 Row = dict[str, Any]
 
 _RESAMPLES = 10_000
+_SUREST = 1 - 1e-12
+"""Closer to 1, a confidence is lost in rounding."""
 
 
 class Decision(NamedTuple):
@@ -85,7 +87,7 @@ def decide(
         return _decide_on_others(rows, limit, rule, scores, resampling, split, reckon)
     # Also plans that an adaptive search left: the samples that this is about decided which ones.
     tested = sum(map(saves, rows)) if rule == "certified" else 1
-    confidence = 1 - (1 - resampling.confidence) / max(1, tested)
+    confidence = min(_SUREST, 1 - (1 - resampling.confidence) / max(1, tested))
     if rule == "certified" and scores is not None:
         within = [row for row in rows if can_serve(row) and (limit.allows(row) or row["on_frontier"])]
         set_certified(within, scores, confidence, resampling.seed)
@@ -108,7 +110,7 @@ def _decide_on_others(
     others = scores.among(~chooses)
     rescore(rows, others, **resampling._asdict())
     if rule == "certified":
-        set_certified(candidates, others, resampling.confidence, resampling.seed)
+        set_certified(candidates, others, min(_SUREST, resampling.confidence), resampling.seed)
     selected = None
     for row in [measured] if rule == "point" and measured else candidates:
         if not limit.allows(row, rule):

@@ -25,6 +25,8 @@ SMALLEST_GAP = 1e-3
 """Full prefill less floor, below which no share of the gap is told (arXiv 2609.10266)."""
 
 _PLANS_AT_ONCE = 128
+_TINIEST = 1e-300
+"""A sum of scores that can be divided by."""
 
 
 class Bounds(NamedTuple):
@@ -59,7 +61,7 @@ def loss_bounds(
 
     Relative loss is `1 - mean(plan) / mean(baseline)`, loss in points `100 (mean(baseline) - mean(plan))`; a plan is compared
     on the samples where both values exist. All plans meet the same resamples. There is no bound without a sample, and none of
-    the relative loss where full prefill scores 0 throughout. One sample, or samples that are all alike, bound the loss by what
+    the relative loss where full prefill's mean is 0 or less. One sample, or samples that are all alike, bound the loss by what
     so few samples can exclude.
 
     Args:
@@ -87,8 +89,8 @@ def loss_bounds(
         base_sum = base @ seen + unseen.baseline * extra
         difference = base_sum - np.where(paired, values[block], 0.0) @ seen - unseen.value * extra
         total = common.astype(np.float64) @ seen + extra
-        rel = np.divide(difference, base_sum, out=np.full_like(difference, np.inf), where=base_sum != 0)
-        bounds.loss_rel[block] = np.where(base.sum(axis=1) != 0, _quantile(rel, level), np.nan)
+        rel = np.divide(difference, base_sum, out=np.full_like(difference, np.inf), where=base_sum > _TINIEST)
+        bounds.loss_rel[block] = np.where(base.sum(axis=1) > _TINIEST, _quantile(rel, level), np.nan)
         bounds.loss_points[block] = np.where(common.any(axis=1), 100 * _quantile(difference / total, level), np.nan)
     return bounds
 

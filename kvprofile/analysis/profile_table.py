@@ -163,7 +163,9 @@ def _bounds(
         side=side,
         in_unit_range=scores.in_unit_range,
     )
-    own = np.array([key == FULL_PREFILL for key in keys])  # loses nothing against itself, on no sample that may come
+    own = np.array(
+        [key == FULL_PREFILL for key in keys], dtype=bool
+    )  # loses nothing against itself, on no sample that may come
     return Bounds(*(np.where(own & ~np.isnan(bound), 0.0, bound) for bound in bounds))
 
 
@@ -203,7 +205,7 @@ def _quality_columns(scores: Scores, key: PlanKey) -> dict[str, Any]:
         "baseline_quality": full,
         "floor_quality": _mean(scores.of(_FLOOR, scores.value)[paired]),
         "sender_quality": _mean(scores.of(_SENDER, scores.value)[paired]),
-        "loss_rel": 1 - quality / full if quality is not None and full else None,
+        "loss_rel": 1 - quality / full if quality is not None and full is not None and full > 1e-300 else None,
         "loss_points": points,
         "gap_recovered": _gap_recovered(value, baseline, scores.of(_FLOOR, scores.value)),
         "mean_kl": _mean(scores.of(key, scores.kl)),
@@ -226,4 +228,4 @@ def _mean(values: Floats) -> float | None:
 
 
 def _or_none(value: np.float64 | None) -> float | None:
-    return None if value is None or np.isnan(value) else float(value)
+    return None if value is None or not np.isfinite(value) else float(value)

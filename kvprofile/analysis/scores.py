@@ -58,8 +58,9 @@ class Scores:
 
     @property
     def in_unit_range(self) -> bool:
-        """Whether the metric is known not to leave 0 to 1."""
-        return self.metric in BUILT_IN
+        """Whether the metric is known not to leave 0 to 1, and did not."""
+        known = self.value[~np.isnan(self.value)]
+        return self.metric in BUILT_IN and bool(((known >= 0) & (known <= 1)).all())
 
     @property
     def baseline(self) -> Floats:

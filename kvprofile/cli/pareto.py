@@ -62,6 +62,10 @@ def pareto(
     limit = None if max_loss is None else parse_loss(max_loss)
     if all_tasks and (limit is None or split is not None):
         raise BadInput("--all-tasks selects within --max-loss on all samples; give --max-loss and no --split")
+    if all_tasks and (task or dataset or metric):
+        raise BadInput(
+            "--all-tasks means every task and dataset by its first metric; give no --task, --dataset or --metric"
+        )
     loaded = load(profile)
     blocks = frontier_blocks(
         loaded,

@@ -45,6 +45,10 @@ def select(
     limit, by = parse_loss(max_loss), parse_rule(rule)
     if all_tasks and split is not None:
         raise BadInput("--all-tasks selects on all samples; give no --split")
+    if all_tasks and (task or dataset or metric):
+        raise BadInput(
+            "--all-tasks means every task and dataset by its first metric; give no --task, --dataset or --metric"
+        )
     loaded = load(profile)
     blocks = frontier_blocks(
         loaded, limit=limit, rule=by, split=split, task=task, dataset=dataset, metric=metric, confidence=confidence

@@ -39,17 +39,20 @@ def sensitivity(
     Then recompute the most sensitive layers as scattered sets, as many as each group on the frontier, to compare the two.
     Measured once for a profile and direction; asked again, it prints what is kept.
     """
+    from kvprofile.errors import BadInput
     from kvprofile.profiled_pair import load_profiled_pair
     from kvprofile.report.sensitivity import print_map, sensitivity_document
     from kvprofile.sensitivity import measure_sensitivity, profile_samples
     from kvprofile.store.reader import load
 
+    if not 0 <= critical <= 100:
+        raise BadInput(f"--critical {critical:g} is no loss between 0 and 100 per cent")
+    limit = parse_bytes(memory_limit)
     loaded, direction = load(profile), "reverse" if reverse else "forward"
     if loaded.sensitivity(direction) is None:
         profile_samples(loaded)  # says so before the models are loaded, if they were not kept
         with Display() as display:
             pair = load_profiled_pair(loaded, display, sender, receiver, device, trust_remote_code)
-            limit = parse_bytes(memory_limit)
             measure_sensitivity(loaded, pair, display, reverse=reverse, memory_limit=limit)
     document = sensitivity_document(loaded, direction, critical / 100)
     if as_json:

@@ -65,7 +65,7 @@ def validate(
     rows = chosen_plans(loaded, plans, limit, rule=parse_rule(rule), task=task, dataset=profiled_dataset, metric=metric)
     with Display() as display:
         pair = load_profiled_pair(loaded, display, sender, receiver, device, trust_remote_code)
-        fresh = [fresh_data(loaded, pair, name, rows[0], contexts, seed, display) for name in dataset]
+        fresh = [fresh_data(loaded, pair, name, rows[0], contexts, seed, display) for name in dict.fromkeys(dataset)]
         found = [run(loaded, pair, data, rows, limit, display) for data in fresh]
     if as_json:
         print_json({"profile": str(loaded.folder), "validations": found})

@@ -54,8 +54,12 @@ def comparison_document(
     resampling = Resampling.of(before.header)
     blocks = []
     for old, new in pairs:
-        own = [held[one.task, one.dataset, one.metric] for held, one in zip(scores, (old, new), strict=True)]
-        hashes = tuple(held[one.task, one.dataset] for held, one in zip(contexts, (old, new), strict=True))
+        own = [held.get((one.task, one.dataset, one.metric)) for held, one in zip(scores, (old, new), strict=True)]
+        hashes = tuple(held.get((one.task, one.dataset), {}) for held, one in zip(contexts, (old, new), strict=True))
+        if own[0] is None or own[1] is None:
+            raise BadInput(
+                f"one profile holds no measurements of {old.task}, {old.metric}; copy it again or sweep again"
+            )
         blocks.append(_block(old, new, (own[0], own[1]), (hashes[0], hashes[1]), resampling))
     return {
         "before": str(before.folder),

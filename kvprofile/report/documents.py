@@ -45,7 +45,7 @@ def not_known(row: Row) -> dict[str, str]:
         return dict.fromkeys(("loss_rel", "loss_points", "gap_recovered"), why)
     reasons = {}
     if row["loss_rel"] is None:
-        reasons["loss_rel"] = "full_prefill scores 0"
+        reasons["loss_rel"] = "full_prefill scores 0 or less; go by points"
     if row["gap_recovered"] is None:
         floor = row["floor_quality"]
         reasons["gap_recovered"] = (

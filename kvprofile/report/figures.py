@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from kvprofile.analysis.choice import saves
 from kvprofile.report.frontier import Block, Row, plan_text
 from kvprofile.report.terminal import number, percent
+from kvprofile.report.text import harmless
 from kvprofile.scoring import BUILT_IN
 
 _WIDTH, _HEIGHT = 5.2, 3.6
@@ -145,7 +147,7 @@ def frontier_drawing(block: Block, validations: Sequence[Mapping[str, Any]], pal
             label="fresh loss, laid off from full_prefill",
         )
     axes.set_xlabel("layers recomputed, %")
-    axes.set_ylabel(block.metric)
+    axes.set_ylabel(harmless(block.metric))
     axes.set_xlim(-3, 103)
     figure.legend(fontsize=7, frameon=False, loc="outside upper center", ncols=3, labelcolor=palette.ink)
     points = [Point(100 * row["recompute_fraction"], row["quality"], hover(row)) for row in plans]
@@ -294,5 +296,9 @@ def _canvas(palette: Palette) -> tuple[Figure, Axes]:
 def _rendered(drawing: Drawing, kind: str) -> bytes:
     target = io.BytesIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type")) if kind == "svg" else None
-    drawing.figure.savefig(target, format=kind, dpi=160, metadata=nothing)
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="Glyph .* missing from font"
+        )  # of names; the page has fonts of its own
+        drawing.figure.savefig(target, format=kind, dpi=160, metadata=nothing)
     return target.getvalue()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.compute as pc
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from kvprofile.analysis.choice import beaten_by, can_serve
 from kvprofile.analysis.label_free import rankings
@@ -25,7 +26,7 @@ from kvprofile.report.frontier import Block, Row, frontier_blocks, plan_text, sa
 from kvprofile.report.sensitivity import sensitivity_document
 from kvprofile.report.summary import summarize
 from kvprofile.report.terminal import answer_lines, number, percent
-from kvprofile.report.text import size
+from kvprofile.report.text import harmless, size
 from kvprofile.report.validations import loss_text, verdict
 from kvprofile.scoring import BUILT_IN, agreement, metric
 from kvprofile.store.reader import MEASUREMENTS_FILE, Profile
@@ -99,6 +100,7 @@ def report_html(profile: Profile, limit: LossLimit, rule: Rule) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
+        finalize=_shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -110,6 +112,13 @@ def report_html(profile: Profile, limit: LossLimit, rule: Rule) -> str:
         summary=summarize(profile),
         sections=list(sections(profile, limit, rule)),
     )
+
+
+def _shown(value: Any) -> Any:
+    """Returns texts line by line without control and bidirectional characters; markup, which is ours, as it is."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "\n".join(harmless(line) for line in value.split("\n"))
 
 
 def write_report(profile: Profile, target: Path, limit: LossLimit, rule: Rule) -> None:

@@ -235,8 +235,14 @@ def _none(block: Block) -> str:
     full = block.arms.get("full_prefill")
     decision = block.decision
     assert decision is not None
-    if full is not None and full["quality"] == 0 and block.limit and block.limit.unit == "%":
-        return f"No plan within {block.limit}: full_prefill scores 0, so give points, such as 1pt."
+    if (
+        full is not None
+        and full["quality"] is not None
+        and full["quality"] <= 0
+        and block.limit
+        and block.limit.unit == "%"
+    ):
+        return f"No plan within {block.limit}: full_prefill scores {full['quality']:g}, so give points, such as 1pt."
     if decision.rule == "certified" and decision.measured and decision.measured.get("loss_points_certified") is None:
         return f"No plan can be certified: {block.metric} is not known to stay between 0 and 1; use --rule bound."
     if decision.measured is not None and decision.rule == "point":

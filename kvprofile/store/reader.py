@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kvprofile.errors import BadInput
@@ -38,6 +39,7 @@ _ALWAYS = (
     *("n_planned", "n_scored", "on_frontier"),
 )
 """Columns of `profile.parquet` that are never null."""
+_MOST_LAYERS = 2000
 _TEXTS_OF_MODELS = ("name", "weights_sha256", "tokenizer_sha256", "architecture")
 
 
@@ -57,7 +59,7 @@ class Profile:
 
     def measurements(self) -> pa.Table:
         """Reads and returns the table with one row per plan × sample × metric."""
-        return _read(self.folder / MEASUREMENTS_FILE, MEASUREMENTS)[0]
+        return _measurements(self.folder / MEASUREMENTS_FILE)[0]
 
     def samples(self) -> pa.Table:
         """Reads and returns the table with one row per sample."""
@@ -72,7 +74,7 @@ class Profile:
         """Returns what `kvprofile validate` found, oldest first; the measurements lie in the file each one names."""
         found = []
         for path in sorted((self.folder / VALIDATIONS_FOLDER).glob("[!.]*.parquet"), key=lambda p: p.stem[-4:]):
-            _, header = _read(path, MEASUREMENTS, with_header=True)
+            _, header = _measurements(path, with_header=True)
             if not _is_validation(header.get("validation")):
                 raise BadInput(f"{path} holds no validation; remove it or validate again")
             self._require_own(path, header)
@@ -84,7 +86,7 @@ class Profile:
         path = self.folder / SENSITIVITY_FOLDER / f"{direction}.parquet"
         if not path.is_file():
             return None
-        table, header = _read(path, MEASUREMENTS, with_header=True)
+        table, header = _measurements(path, with_header=True)
         self._require_own(path, header)
         return table
 
@@ -180,6 +182,10 @@ def _problem(row: Mapping[str, Any]) -> str | None:
     if broken := [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]:
         return f"a {broken[0]} that is no number"
     start, stop, layers = row["start_layer"], row["stop_layer"], row["total_layers"]
+    if not 1 <= layers <= _MOST_LAYERS:
+        return f"{layers} layers"
+    if row["n_scored"] > 0 and (row["quality"] is None or row["baseline_quality"] is None):
+        return "samples that were scored, and no quality"
     if (start is None) != (stop is None) or (start is not None and not 0 <= start < stop <= layers):
         return f"layers {start} to {stop} of {layers}"
     if not 0 <= row["n_scored"] <= row["n_planned"] or not 0 <= row["recompute_fraction"] <= 1:
@@ -219,6 +225,19 @@ def _is_validation(value: Any) -> bool:
     return has(value, _OF_VALIDATION) and all(has(plan, _OF_VALIDATED_PLAN) for plan in value["plans"])
 
 
+def _measurements(path: Path, with_header: bool = False) -> tuple[pa.Table, dict[str, Any]]:
+    table, header = _read(path, MEASUREMENTS, with_header)
+    if len(table) == 0:
+        raise BadInput(f"{path} holds no measurements; copy it again or sweep again")
+    for name in ("sample_id", "task", "dataset", "metric", "strategy", "status"):
+        if table[name].null_count:
+            raise BadInput(f"{path} has a row without {name}; copy it again or sweep again")
+    for name in ("value", "baseline_value", "kl", "nll", "top1_agreement"):
+        if not pc.all(pc.is_finite(table[name].drop_null())).as_py() and table[name].null_count < len(table):
+            raise BadInput(f"{path} has a {name} that is no number; copy it again or sweep again")
+    return table, header
+
+
 def _read(path: Path, schema: pa.Schema, with_header: bool = False) -> tuple[pa.Table, dict[str, Any]]:
     if not path.is_file():
         raise BadInput(f"{path} is missing; the profile is incomplete, copy it again or sweep again")
@@ -230,7 +249,7 @@ def _read(path: Path, schema: pa.Schema, with_header: bool = False) -> tuple[pa.
             table = file.read(columns=schema.names).select(schema.names).cast(schema)
         table.validate(full=True)
         return table, header
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{path} is truncated or not Parquet ({reason}); copy it again or sweep again") from error
     except OSError as error:
@@ -261,7 +280,11 @@ def _header(path: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
     confidence = header["confidence"]
     if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 < confidence < 1:
         raise BadInput(f"{path} has a footer whose confidence is no number between 0 and 1; sweep again")
-    texts = [header["created_at"], *(header[role][key] for role in ("sender", "receiver") for key in _TEXTS_OF_MODELS)]
+    texts = [
+        header["created_at"],
+        *(header["metrics"] if isinstance(header["metrics"], list) else [None]),
+        *(header[role][key] for role in ("sender", "receiver") for key in _TEXTS_OF_MODELS),
+    ]
     resamples, seed = header.get("resamples", 1), header["seed"]
     if type(seed) is not int or seed < 0:
         raise BadInput(f"{path} has a footer whose seed is no whole number from 0 on; sweep again")
