@@ -210,7 +210,7 @@ def _surer(decision: Decision, block: Block) -> list[str]:
         lead = f"To {verb} {plan_text(asked)} within {block.limit} would take"
         if samples is None:
             lines.append(
-                f"{lead} more samples than can be told: its measured loss is too close to the limit, or above it."
+                f"{lead} more samples than these can tell: they are too few, or its loss is too close to the limit or above it."
             )
         else:
             lines.append(f"{lead} about {samples} samples, if further ones look like these.")
