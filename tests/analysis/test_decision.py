@@ -98,14 +98,12 @@ def test_points_and_bounds_do_without_measurements() -> None:
 
 
 def test_a_certificate_does_not_depend_on_what_samples_are_called() -> None:
-    """Easy samples first would let a bet win before the hard ones come."""
+    """Easy samples first would let a bet win before the hard ones come: the bound would be the measured 20 points."""
     _, scores = block(200)
-    values = np.zeros((1, 200))
-    full = np.zeros(200)
-    full[100:] = 1.0  # the first half loses nothing, the second everything
-    treacherous = dataclasses.replace(
-        scores, value=np.vstack([full, values]), plans={FULL_PREFILL: 0, ("x", None, None, None): 1}
-    )
+    full, plan = np.ones(200), np.ones(200)
+    plan[160:] = 0.0
+    plans = {FULL_PREFILL: 0, ("x", None, None, None): 1}
+    sorted_by_ease = dataclasses.replace(scores, value=np.vstack([full, plan]), plans=plans)
     row: dict[str, Any] = {"strategy": "x", "start_layer": None, "stop_layer": None, "params": None}
-    set_certified([row], treacherous, 0.95, seed=0)
-    assert row["loss_points_certified"] >= 50
+    set_certified([row], sorted_by_ease, 0.95, seed=0)
+    assert row["loss_points_certified"] > 23
