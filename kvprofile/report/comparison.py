@@ -128,6 +128,7 @@ def _block(
     arms = {plan_key(row): row for block in (new, old) for row in block.arms.values()}
     changes = moved(*scores, [*arms, *(key for key in rows if key not in arms)], contexts, **resampling._asdict())
     fronts = [{plan_key(row) for row in block.frontier} for block in (old, new)]
+    measured = [{plan_key(row) for row in block.rows} for block in (old, new)]
     return {
         "task": old.task,
         "metric": old.metric,
@@ -136,7 +137,10 @@ def _block(
         "moved": [
             {
                 "plan": plan_text((rows | arms)[one.plan]),
-                "on_frontier": [one.plan in front for front in fronts],
+                "on_frontier": [
+                    one.plan in front if one.plan in there else None
+                    for front, there in zip(fronts, measured, strict=True)
+                ],
                 **{name: getattr(one, name) for name in one._fields if name != "plan"},
             }
             for one in changes
@@ -177,7 +181,7 @@ def print_comparison(console: Console, document: Mapping[str, Any]) -> None:
         for one in block["moved"]:
             cells = [number(one["before"], 3), number(one["after"], 3), one["shared_samples"]]
             points = [number(one[name], 1) for name in ("difference_points", "lower", "upper")]
-            add_row(table, [one["plan"], _FRONTIER[tuple(one["on_frontier"])], *cells, *points])
+            add_row(table, [one["plan"], _FRONTIER.get(tuple(one["on_frontier"]), ""), *cells, *points])
         print_table(console, table)
         if document["max_loss"]:
             old, new = (_selected(one) for one in block["selected"])
@@ -185,7 +189,13 @@ def print_comparison(console: Console, document: Mapping[str, Any]) -> None:
         console.print()
 
 
-_FRONTIER = {(True, True): "stays", (True, False): "leaves", (False, True): "comes", (False, False): ""}
+_FRONTIER = {
+    (True, True): "stays",
+    (True, False): "leaves",
+    (False, True): "comes",
+    (True, None): "not measured after",
+    (None, True): "not measured before",
+}
 
 
 def _selected(plan: Mapping[str, Any] | None) -> str:

@@ -152,7 +152,7 @@ def _frontier_table(block: Block, wide: bool) -> Table:
 
 def answer_lines(block: Block) -> list[str]:
     """Returns what is selected, how sure that is, and what is worthless, in sentences."""
-    worthless = [f"{plan_text(row)} {_worth(beaten)}." for row in block.frontier if (beaten := beaten_by(row))]
+    worthless = _worthless(block)
     if block.decision is None:
         return worthless
     lines = [f"{_selected(block.decision, block)}." if block.selected else _none(block)]
@@ -163,9 +163,20 @@ def answer_lines(block: Block) -> list[str]:
     return lines
 
 
-def _worth(beaten: Sequence[str]) -> str:
-    both = len(beaten) == len(REFERENCE_ARMS)
-    return f"{'is worthless: it ' if both else ''}scores no better than {' and '.join(beaten)}"
+def _worthless(block: Block) -> list[str]:
+    """Returns which plans of the frontier the arms to compare with beat, in a sentence for each of these."""
+    plans: dict[tuple[str, ...], list[str]] = {}
+    for row in block.frontier:
+        if beaten := beaten_by(row):
+            plans.setdefault(tuple(beaten), []).append(plan_text(row))
+    sentences = []
+    for arms, names in plans.items():
+        several, both = len(names) > 1, len(arms) == len(REFERENCE_ARMS)
+        subject = f"{'are' if several else 'is'} worthless: {'they' if several else 'it'} " if both else ""
+        sentences.append(
+            f"{', '.join(names)} {subject}score{'' if several else 's'} no better than {' and '.join(arms)}."
+        )
+    return sentences
 
 
 def _selected(decision: Decision, block: Block) -> str:

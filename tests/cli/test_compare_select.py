@@ -200,3 +200,11 @@ def test_a_split_does_not_select_what_fails_on_the_others(tmp_path: Path) -> Non
 @pytest.mark.parametrize("words", [["--rule", "bound"], ["--split", "0.5"]])
 def test_a_rule_without_a_limit_is_refused(folder: Path, words: list[str]) -> None:
     assert "give --max-loss" in str(run("pareto", folder, *words).exception)
+
+
+def test_a_plan_that_one_profile_has_not_is_no_mover(tmp_path: Path) -> None:
+    before, after = publish_profile(tmp_path / "a"), publish_profile(tmp_path / "b", granularity=(3,))
+    (block,) = document("compare", before, after)["blocks"]
+    moved = {one["plan"]: one["on_frontier"] for one in block["moved"]}
+    assert moved["layers 2–3 (2 of 6)"] == [True, None]
+    assert "not measured after" in run("compare", before, after).output
