@@ -8,6 +8,14 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+FINGERPRINTS = {
+    "weights_sha256": "weights",
+    "tokenizer_sha256": "tokenizer",
+    "template_sha256": "chat template",
+    "config_sha256": "config",
+}
+"""What makes a model the same model, by key of a profile's header, in words for people."""
+
 
 @dataclass(frozen=True)
 class RunIdentity:

@@ -12,6 +12,7 @@ from kvprofile.data.prompts import Sample, task_of
 from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.executor import Question, Readers
 from kvprofile.errors import BadInput
+from kvprofile.identity import FINGERPRINTS
 from kvprofile.models.loading import LoadedModel, load_pair
 from kvprofile.recipe import Recipe, load_recipe, with_options
 from kvprofile.run import Progress, end_ids_of
@@ -112,9 +113,8 @@ def _require_metrics(profile: Profile, recipe: Recipe, trust_remote_code: bool) 
 
 
 def _require_same(header: Mapping[str, Any], model: LoadedModel, role: str) -> None:
-    for name, what in (("weights", "weights"), ("tokenizer", "tokenizer"), ("template", "chat template")):
-        recorded = header.get(f"{name}_sha256")
-        if recorded is not None and recorded != getattr(model.fingerprint, f"{name}_sha256"):
+    for key, what in FINGERPRINTS.items():
+        if header[key] is not None and header[key] != getattr(model.fingerprint, key):
             raise BadInput(
                 f"{model.reference.name} is not the {role} of this profile: its {what} differ; name the profiled one with "
                 f"--{role}, or sweep again"

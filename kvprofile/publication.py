@@ -188,6 +188,7 @@ def _header(run: Run, version: int) -> dict[str, Any]:
             for part in run.parts
         ],
         "metrics": sorted({one.identity for part in run.parts for one in part.metrics}),
+        "strategies": {name: strategy.version for name, strategy in run.strategies.items()},
         "attention": run.receiver.model.config._attn_implementation,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
@@ -210,6 +211,7 @@ def _model_header(loaded: LoadedModel) -> dict[str, Any]:
         "weights_sha256": loaded.fingerprint.weights_sha256,
         "tokenizer_sha256": loaded.fingerprint.tokenizer_sha256,
         "template_sha256": loaded.fingerprint.template_sha256,
+        "config_sha256": loaded.fingerprint.config_sha256,
         "architecture": type(loaded.model).__name__,
         "layers": config.num_hidden_layers,
         "kv_heads": key_value_heads(config),

@@ -17,7 +17,6 @@ from kvprofile.limits import LossLimit, Rule
 
 Row = dict[str, Any]
 
-_RESAMPLES = 10_000
 _SUREST = 1 - 1e-12
 """Closer to 1, a confidence is lost in rounding."""
 
@@ -55,7 +54,7 @@ class Resampling(NamedTuple):
     def of(cls, header: Mapping[str, Any], confidence: float | None = None) -> Resampling:
         """Returns what a profile's header says, with another confidence if one is given."""
         made_at = header["confidence"] if confidence is None else confidence
-        return cls(float(made_at), int(header.get("resamples", _RESAMPLES)), int(header["seed"]))
+        return cls(float(made_at), int(header["resamples"]), int(header["seed"]))
 
 
 def decide(

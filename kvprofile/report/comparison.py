@@ -31,7 +31,16 @@ _HEADER = (
     "transformers",
     "search",
 )
-_MODEL = ("name", "revision", "weights_sha256", "tokenizer_sha256", "template_sha256", "dtype", "quantization")
+_MODEL = (
+    "name",
+    "revision",
+    "weights_sha256",
+    "tokenizer_sha256",
+    "template_sha256",
+    "config_sha256",
+    "dtype",
+    "quantization",
+)
 
 
 def comparison_document(
@@ -93,7 +102,7 @@ def _paired(before: list[Block], after: list[Block]) -> list[tuple[Block, Block]
 
 def _require_one_scale(before: Profile, after: Profile) -> None:
     """Refuses scores that are not of one kind: a difference of theirs would mean nothing."""
-    kinds = [one.header.get("references", "data") for one in (before, after)]
+    kinds = [one.header["references"] for one in (before, after)]
     if kinds[0] != kinds[1]:
         raise BadInput(
             "one profile scores answers against references, the other by agreement with full prefill (references: none); "

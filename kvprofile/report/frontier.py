@@ -94,7 +94,7 @@ def frontier_blocks(
     for name, wanted in (("task", task), ("dataset", dataset), ("metric", metric)):
         rows = _only(rows, name, wanted)
     if granularity is not None:
-        rows = _on_grid(rows, granularity, whole=profile.header.get("search") == "adaptive")
+        rows = _on_grid(rows, granularity, whole=profile.header["search"] == "adaptive")
     made_at = float(profile.header["confidence"])
     if confidence is not None and not 0 < confidence < 1:
         raise BadInput(f"--confidence {confidence} is not between 0 and 1; give one such as 0.95")
@@ -102,12 +102,12 @@ def frontier_blocks(
         raise BadInput("--rule and --split decide what is selected; give --max-loss, such as 5%")
     if split is not None and not 0 < split < 1:
         raise BadInput(f"--split {split} is not between 0 and 1; give the share that chooses, such as 0.5")
-    outdated = profile.header.get("bounds") != BOUND_METHOD or (confidence is not None and confidence != made_at)
+    outdated = profile.header["bounds"] != BOUND_METHOD or (confidence is not None and confidence != made_at)
     needed = split is not None or rule == "certified" or (confidence is not None and confidence != made_at)
     scores = _scores(profile) if needed or ((limit or outdated) and _has_measurements(profile)) else {}
     resampling = Resampling.of(profile.header, confidence)
     first_metric = {(r["task"], r["dataset"]): r["metric"] for r in reversed(rows)}
-    by_agreement, validations = profile.header.get("references") == "none", profile.validations()
+    by_agreement, validations = profile.header["references"] == "none", profile.validations()
     blocks = []
     for source, name in sorted(first_metric.items()):
         key = (*source, name)

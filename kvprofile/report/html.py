@@ -183,7 +183,7 @@ def _frontier_row(row: Row, chosen: bool) -> dict[str, Any]:
 
 
 def _label_free(profile: Profile, scores: Scores, block: Block, measurements: Any) -> list[dict[str, Any]]:
-    if profile.header.get("references") == "none":
+    if profile.header["references"] == "none":
         return []
     plans = [plan_key(row) for row in block.rows if can_serve(row)]
     own = metric(block.metric) if block.metric in BUILT_IN else None

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from kvprofile.errors import BadInput
 from kvprofile.resources import expanded
+from kvprofile.store.migrations import migrate
 from kvprofile.store.schema import (
     FOOTER_KEY,
     FORMAT_VERSION,
@@ -275,6 +276,7 @@ def _header(path: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
             f"{path} was made by a newer kvprofile (format {made_by}, this reads up to {FORMAT_VERSION}): "
             "pip install -U kvprofile"
         )
+    header = migrate(header)
     if missing := missing_header_keys(header):
         raise BadInput(f"{path} has an incomplete footer (no {', '.join(missing)}); copy it again or sweep again")
     confidence = header["confidence"]
@@ -285,9 +287,16 @@ def _header(path: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
         *(header["metrics"] if isinstance(header["metrics"], list) else [None]),
         *(header[role][key] for role in ("sender", "receiver") for key in _TEXTS_OF_MODELS),
     ]
-    resamples, seed = header.get("resamples", 1), header["seed"]
+    resamples, seed = header["resamples"], header["seed"]
     if type(seed) is not int or seed < 0:
         raise BadInput(f"{path} has a footer whose seed is no whole number from 0 on; sweep again")
-    if not all(isinstance(text, str) for text in texts) or type(resamples) is not int or not 1 <= resamples <= 10**6:
+    optional = [header[role][f"{key}_sha256"] for role in ("sender", "receiver") for key in ("template", "config")]
+    kinds = (
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(text, str | None) for text in (*optional, header["bounds"]))
+        and isinstance(header["strategies"], dict | None)
+        and all(isinstance(header[key], str) for key in ("references", "search"))
+    )
+    if not kinds or type(resamples) is not int or not 1 <= resamples <= 10**6:
         raise BadInput(f"{path} has a footer with values of other kinds than kvprofile writes; sweep again")
-    return dict(header)
+    return header

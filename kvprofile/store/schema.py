@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 FOOTER_KEY = "kvprofile"
 
 _PLAN: list[tuple[str, pa.DataType]] = [
@@ -113,18 +113,25 @@ HEADER_KEYS = (
     "recipe_sha256",
     "datasets",
     "metrics",
+    "strategies",
+    "references",
+    "search",
     "attention",
     "device",
     "torch",
     "transformers",
     "seed",
     "confidence",
+    "resamples",
+    "bounds",
 )
 MODEL_KEYS = (
     "name",
     "revision",
     "weights_sha256",
     "tokenizer_sha256",
+    "template_sha256",
+    "config_sha256",
     "architecture",
     "layers",
     "kv_heads",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -94,9 +95,11 @@ def test_foreign_footer(folder: Path, footer: str) -> None:
 
 def test_newer_format_names_the_command(folder: Path) -> None:
     table = pa.table({"columns": ["of the future"]})
-    future = '{"format_version": 2, "unknown": {}}'
+    future = json.dumps({"format_version": FORMAT_VERSION + 1, "unknown": {}})
     pq.write_table(table.replace_schema_metadata({"kvprofile": future}), folder / "profile.parquet")
-    message = rf"newer kvprofile \(format 2, this reads up to {FORMAT_VERSION}\): pip install -U kvprofile"
+    message = (
+        rf"newer kvprofile \(format {FORMAT_VERSION + 1}, this reads up to {FORMAT_VERSION}\): pip install -U kvprofile"
+    )
     with pytest.raises(BadInput, match=message):
         load(folder)
 
