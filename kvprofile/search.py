@@ -4,12 +4,15 @@ It ranks by KL, whose differences between plans vary far less over samples than 
 few samples comes first; the edges of groups near the frontier are moved, by ever smaller steps, down to the finest unit.
 One pass from a start serves all groups that start there, so the few starts that come closest enter the race with all their
 groups; there a group leaves once it is far from the frontier by more than chance. The last ones are measured on all samples.
+
+A search that knows an earlier frontier begins there and with its neighbours. Where none of these is far better than the known
+groups, the frontier has not moved and the coarse grid is left out. Known groups are measured on all samples in any case.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -86,7 +89,11 @@ def finish(asking: Generator[Request, Kls, list[Removed]], answer: Callable[[Req
 
 
 def search(
-    allowed: Sequence[LayerRange], units: Sequence[int], samples: int, searched: int = SEARCHED
+    allowed: Sequence[LayerRange],
+    units: Sequence[int],
+    samples: int,
+    searched: int = SEARCHED,
+    known: Collection[LayerRange] = (),
 ) -> Generator[Request, Kls, list[Removed]]:
     """Yields what to measure next, takes its KL, and returns why groups were left; all others are then measured on every sample.
 
@@ -95,30 +102,44 @@ def search(
         units: Layers in a unit of each grid.
         samples: How many samples there are; they are asked for in their order.
         searched: Samples of the rounds before the race.
+        known: Groups of an earlier frontier, of the allowed ones.
     """
-    state = _State(allowed)
+    state = _State(allowed, known)
     first = range(min(searched, samples))
     layers = max(group.stop for group in allowed)
     grids = [[*range(0, layers, unit), layers] for unit in units if all(unit == u or unit % u for u in units)]
+    number = 1
+    if known:
+        near = {g for edges in grids for g in _moved(known, edges, 1)}
+        yield from state.measure(number, first, near.intersection(allowed).union(known))
+        if not state.broken_into():
+            state.take_rows(number, {group.start for group in known})
+            yield from _race(state, number, first, samples)
+            return state.left(samples)
+        number += 1
     steps = [math.ceil((len(edges) - 1) / COARSE_UNITS) for edges in grids]
     coarse = [{*edges[::step], layers} for edges, step in zip(grids, steps, strict=True)]
-    number = 1
-    yield from state.measure(number, first, {g for g in allowed if any({*g} <= edges for edges in coarse)})
+    begun = {g for g in allowed if any({*g} <= edges for edges in coarse)}
+    yield from state.measure(number, first, begun - state.kls.keys())
     state.leave_far(number)
     while max(steps) > 1:
         steps, number = [max(1, step // 2) for step in steps], number + 1
         moved = {g for edges, step in zip(grids, steps, strict=True) for g in _moved(state.racing, edges, step)}
         yield from state.measure(number, first, moved.intersection(allowed) - state.kls.keys())
         state.leave_far(number)
-    state.take_rows(number)
+    state.take_rows(number, state.best_starts())
+    yield from _race(state, number, first, samples)
+    return state.left(samples)
+
+
+def _race(state: _State, number: int, first: range, samples: int) -> Generator[Request, Kls, None]:
+    """Measures what is left of the search sample by sample; rounds count on from `number`."""
     number += 1
     yield from state.measure(number, first, state.racing - state.kls.keys())
     for sample in range(first.stop, samples):
         number += 1
         yield from state.measure(number, [sample], state.racing, even_if_none=True)
         state.leave_beaten(number)
-    removed = [why for why in state.removed.values() if why.samples < samples]
-    return [*removed, *state.never_measured()]
 
 
 def _moved(groups: Iterable[LayerRange], edges: Sequence[int], step: int) -> set[LayerRange]:
@@ -139,8 +160,8 @@ class _State:
         removed: Those that left.
     """
 
-    def __init__(self, allowed: Sequence[LayerRange]) -> None:
-        self._allowed = allowed
+    def __init__(self, allowed: Sequence[LayerRange], known: Collection[LayerRange]) -> None:
+        self._allowed, self._known = allowed, frozenset(known)
         self.kls: dict[LayerRange, dict[int, float]] = {REUSE: {}}
         self.racing: set[LayerRange] = set()
         self.removed: dict[LayerRange, Removed] = {}
@@ -163,32 +184,46 @@ class _State:
     def leave_far(self, number: int) -> None:
         """Removes groups that are not near the frontier."""
         for group, (rival, ratio) in self._rivals().items():
-            if ratio > NEAR:
+            if ratio > NEAR and group not in self._known:
                 self._remove(group, number, rival, f"mean KL more than {NEAR:g} times the rival's")
 
-    def take_rows(self, number: int) -> None:
-        """Lets all groups of a few starts race: those that are most often the best for what they recompute."""
+    def broken_into(self) -> bool:
+        """Returns whether a group is far better than every known one that recomputes no more."""
+        means = {g: self._mean(g, self.kls[g]) for g in (REUSE, *self.racing)}
+        return any(
+            NEAR * means[group] < min(means[k] for k in (REUSE, *self._known) if k.length <= group.length)
+            for group in self.racing - self._known
+        )
+
+    def best_starts(self) -> set[int]:
+        """Returns a few starts: those that are most often the best for what they recompute."""
         rivals = self._rivals()
         starts = {g.start for g in self.racing} - {0}
         credit = {s: (sum(r <= 1 for g, (_, r) in rivals.items() if g.start == s), -s) for s in starts}
-        kept = {0, *sorted(starts, key=lambda start: credit[start], reverse=True)[:MOST_STARTS]}
-        for group in self.racing - {g for g in self.racing if g.start in kept}:
+        return {*sorted(starts, key=lambda start: credit[start], reverse=True)[:MOST_STARTS]}
+
+    def take_rows(self, number: int, starts: Collection[int]) -> None:
+        """Lets all groups of some starts race, and of layer 0."""
+        rivals = self._rivals()
+        kept = {g for g in self._allowed if g.start in {0, *starts}} | self._known
+        for group in self.racing - kept:
             self._remove(group, number, rivals[group][0], "starts that come closer to the frontier were taken")
-        self.racing = {g for g in self._allowed if g.start in kept}
+        self.racing = kept
         self.removed = {g: why for g, why in self.removed.items() if g not in self.racing}
 
     def leave_beaten(self, number: int) -> None:
         """Removes groups that are far from the frontier by more than chance explains."""
-        for group in sorted(self.racing):
+        for group in sorted(self.racing - self._known):
             rivals = [r for r in (REUSE, *self.racing) if r.length <= group.length and r != group]
             bound, rival = max((self._lower_bound(group, r), r) for r in rivals)
             if bound > 0:
                 self._remove(group, number, rival, f"KL more than {NEAR:g} times the rival's at {CONFIDENCE:.0%}")
 
-    def never_measured(self) -> list[Removed]:
-        """Returns why the groups that nobody asked for were left."""
+    def left(self, samples: int) -> list[Removed]:
+        """Returns why groups were not measured on all of so many samples."""
+        removed = [why for why in self.removed.values() if why.samples < samples]
         reason = "no neighbour of a group near the frontier"
-        return [Removed(g, 0, 0, None, None, None, reason) for g in self._allowed if g not in self.kls]
+        return [*removed, *(Removed(g, 0, 0, None, None, None, reason) for g in self._allowed if g not in self.kls)]
 
     def _rivals(self) -> dict[LayerRange, tuple[LayerRange, float]]:
         """Returns for each group the best other one with no more recompute, and its own mean KL over that one's."""

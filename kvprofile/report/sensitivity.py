@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from kvprofile.analysis.decision import Resampling
@@ -41,6 +42,7 @@ def sensitivity_document(profile: Profile, direction: str = "forward", critical:
             {
                 **dict(zip(("task", "dataset", "metric"), key, strict=True)),
                 "samples": len(scores.samples),
+                "full_prefill_quality": float(np.nanmean(scores.baseline)),
                 "layers": [one._asdict() for one in losses],
                 "critical_layers": [one.layer for one in losses if one.critical],
                 "sets_against_groups": [one._asdict() for one in against],
@@ -61,7 +63,9 @@ def print_map(console: Console, document: Mapping[str, Any]) -> None:
         reader = "roles exchanged: the sender reads one layer of the receiver's cache"
     for block in document["blocks"]:
         print_line(
-            console, f"{block['task']} / {block['dataset']}, {block['metric']}, {block['samples']} samples; {reader}"
+            console,
+            f"{block['task']} / {block['dataset']}, {block['metric']}, {block['samples']} samples, "
+            f"full prefill {number(block['full_prefill_quality'], 3)}; {reader}",
         )
         table = new_table("layer", "loss", "points", *(f"{p}%" for p in PERCENTILES), "KL", "critical")
         for one in block["layers"]:
