@@ -27,6 +27,7 @@ class RunIdentity:
         samples: Per sample its id, task, data set, hashes of context, suffix and references, and decode limit.
         metrics: `name@version` per task and data set.
         strategies: Version by name.
+        known: Groups that an adaptive search began with.
     """
 
     sender: tuple[str, ...]
@@ -37,6 +38,7 @@ class RunIdentity:
     granularity: tuple[int, ...]
     references: str
     search: str
+    known: tuple[tuple[int, int], ...]
     end_ids: tuple[int, ...]
     dtype: str
     attention: str
@@ -48,7 +50,7 @@ class RunIdentity:
     seed: int
     confidence: float
     resamples: int
-    version: int = 3
+    version: int = 4
 
     def sha256(self) -> str:
         """Returns the hash of all fields by name."""

@@ -44,6 +44,7 @@ def write_profile(
     removed: Sequence[Removed],
     folder: Path,
     version: int,
+    previous: str | None,
 ) -> None:
     """Writes all files of version `version` into `folder`.
 
@@ -55,8 +56,9 @@ def write_profile(
         removed: What an adaptive search left out.
         folder: An empty folder.
         version: The profile's number.
+        previous: Id of the profile that this one takes the place of.
     """
-    header = _header(run, version)
+    header = _header(run, version, previous)
     parts = []
     for portion in portions:
         part = read_part(run, portion)
@@ -76,7 +78,7 @@ def write_profile(
     write_table(rows, folder / "profile.parquet", header)
     write_table(measurements, folder / "measurements.parquet", header)
     write_table(_samples_table(run), folder / "samples.parquet")
-    if run.recipe.search == "adaptive":
+    if run.search == "adaptive":
         write_table(_search_table(removed), folder / "search.parquet")
     (folder / "recipe.yaml").write_text(to_yaml(run.recipe), "utf-8")
     environment = {
@@ -168,7 +170,7 @@ def _samples_table(run: Run) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=SAMPLES)
 
 
-def _header(run: Run, version: int) -> dict[str, Any]:
+def _header(run: Run, version: int, previous: str | None) -> dict[str, Any]:
     device = run.receiver.device
     return {
         "format_version": FORMAT_VERSION,
@@ -194,7 +196,8 @@ def _header(run: Run, version: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "references": run.recipe.references,
-        "search": run.recipe.search,
+        "search": run.search,
+        "previous": previous,
         "seed": run.recipe.seed,
         "confidence": run.recipe.confidence,
         "resamples": run.recipe.resamples,

@@ -13,6 +13,7 @@ from kvprofile.errors import BadInput, did_you_mean
 from kvprofile.identity import json_sha256
 from kvprofile.resources import expanded, resource
 
+SearchMethod = Literal["exhaustive", "adaptive"]
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 
@@ -152,7 +153,7 @@ class Recipe(_Options):
     contexts: Count = 50
     granularity: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 2, 3)
     references: Literal["data", "none"] = "data"
-    search: Literal["exhaustive", "adaptive"] = "exhaustive"
+    search: SearchMethod = "exhaustive"
     max_context_tokens: Count | None = None
     chat_template: bool = True
     seed: int = 0

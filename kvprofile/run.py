@@ -23,10 +23,10 @@ from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.executor import Question, Readers
 from kvprofile.errors import BadInput, GateFailed
 from kvprofile.identity import RunIdentity, json_sha256
-from kvprofile.layers import PLAN_COLUMNS, Plan
+from kvprofile.layers import PLAN_COLUMNS, LayerRange, Plan
 from kvprofile.models.compatibility import compare
 from kvprofile.models.loading import LoadedModel, load_pair
-from kvprofile.recipe import DataSource, Recipe
+from kvprofile.recipe import DataSource, Recipe, SearchMethod
 from kvprofile.scoring import Metric, metric
 from kvprofile.store.schema import MEASUREMENTS
 from kvprofile.store.writer import pair_folder
@@ -66,9 +66,16 @@ class Portion(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """Everything decided before the first measurement."""
+    """Everything decided before the first measurement.
+
+    Attributes:
+        search: The recipe's, but adaptive where it begins at a known frontier.
+        known: Groups of that frontier.
+    """
 
     recipe: Recipe
+    search: SearchMethod
+    known: tuple[LayerRange, ...]
     parts: tuple[Part, ...]
     samples: tuple[Sample, ...]
     sender: LoadedModel
@@ -97,7 +104,13 @@ class Run:
         return Portion(sample, tuple(plans), self.work / f"{json_sha256(key)[:24]}.parquet")
 
 
-def prepare(recipe: Recipe, out: Path, progress: Progress, memory_limit: int | None = None) -> Run:
+def prepare(
+    recipe: Recipe,
+    out: Path,
+    progress: Progress,
+    memory_limit: int | None = None,
+    known: Sequence[LayerRange] = (),
+) -> Run:
     """Loads data and models, checks that they fit, and names the run.
 
     Args:
@@ -105,6 +118,7 @@ def prepare(recipe: Recipe, out: Path, progress: Progress, memory_limit: int | N
         out: The store.
         progress: Who is told.
         memory_limit: Bytes that the process may hold on the receiver's device; None for what is free.
+        known: Groups that an adaptive search begins with; those that the recipe's grids lack are left out.
 
     Raises:
         BadInput: If the recipe, its data, its models or the store cannot be used.
@@ -124,15 +138,20 @@ def prepare(recipe: Recipe, out: Path, progress: Progress, memory_limit: int | N
     layers = len(readers.receiver.layers)
     plans = [plan for s in strategies.values() for plan in s.plans(layers, recipe.granularity)]
     plans.sort(key=lambda plan: plan.range is not None)  # among equally good plans the frontier takes the first
+    groups = {plan.range for plan in plans if plan.strategy == "layer_group" and plan.range}
+    known = tuple(sorted(groups.intersection(known)))
+    method: SearchMethod = "adaptive" if known else recipe.search
     samples = build_samples(recipe, parts, receiver.tokenizer, [sender.model.config, receiver.model.config])
     for sample in samples:
         require_same_ids(sample, sender, receiver)
     remark_on(samples, progress)
     end_ids = end_ids_of(receiver)
-    identity = _identity(recipe, parts, samples, sender, receiver, strategies, end_ids).sha256()
+    identity = _identity(recipe, method, known, parts, samples, sender, receiver, strategies, end_ids).sha256()
     folder = pair_folder(out, sender.reference.name, receiver.reference.name)
     return Run(
         recipe=recipe,
+        search=method,
+        known=known,
         parts=parts,
         samples=samples,
         sender=sender,
@@ -244,6 +263,8 @@ def end_ids_of(receiver: LoadedModel) -> frozenset[int]:
 
 def _identity(
     recipe: Recipe,
+    method: SearchMethod,
+    known: Sequence[LayerRange],
     parts: Sequence[Part],
     samples: Sequence[Sample],
     sender: LoadedModel,
@@ -271,7 +292,8 @@ def _identity(
         strategies=tuple((name, strategy.version) for name, strategy in strategies.items()),
         granularity=recipe.granularity,
         references=recipe.references,
-        search=recipe.search,
+        search=method,
+        known=tuple((group.start, group.stop) for group in known),
         end_ids=tuple(sorted(end_ids)),
         dtype=receiver.dtype,
         attention=receiver.model.config._attn_implementation,

@@ -27,30 +27,54 @@ from kvprofile.search import REUSE, SEARCHED, Kls, Removed, Request, finish, sea
 from kvprofile.store.writer import LOCK, alone, publish, write_table
 
 
-def sweep(recipe: Recipe, out: Path, progress: Progress, memory_limit: int | None = None) -> Path:
+def sweep(
+    recipe: Recipe,
+    out: Path,
+    progress: Progress,
+    memory_limit: int | None = None,
+    earlier: Earlier | None = None,
+) -> Path:
     """Measures every plan on every sample and returns the folder of the published profile.
 
-    A run of the same identity that was cut off is taken up where it stood; the memory limit is no part of it.
+    A run of the same identity that was cut off is taken up where it stood; the memory limit is no part of it. With an
+    earlier profile the search is adaptive and begins at its frontier.
 
     Raises:
         BadInput: If the recipe, its data or its models cannot be used.
         GateFailed: If the engine is not exact on this pair.
         Interrupted: If another process runs the same sweep.
     """
-    run = prepare(recipe, out, progress, memory_limit)
+    run = prepare(recipe, out, progress, memory_limit, earlier.frontier if earlier else ())
     with alone(run.work):
         checked = _gates_and_timings(run, progress)
-        measured = _adaptive(run, progress) if recipe.search == "adaptive" else _exhaustive(run, progress)
-        folder = publish(
-            run.work.parent,
-            lambda temporary, version: write_profile(run, *checked, *measured, temporary, version),
-        )
+        measured = _adaptive(run, progress) if run.search == "adaptive" else _exhaustive(run, progress)
+
+        def build(temporary: Path, version: int) -> None:
+            write_profile(run, *checked, *measured, temporary, version, earlier.profile_id if earlier else None)
+            if earlier:
+                earlier.judge(temporary)
+
+        folder = publish(run.work.parent, build)
         for path in run.work.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name != LOCK:
                 path.unlink()
     return folder
+
+
+class Earlier(NamedTuple):
+    """The profile that a new one takes the place of.
+
+    Attributes:
+        profile_id: Its id.
+        frontier: Groups to begin with; empty for the recipe's own search.
+        judge: Gets the folder of the new version before it is published.
+    """
+
+    profile_id: str
+    frontier: tuple[LayerRange, ...]
+    judge: Callable[[Path], None]
 
 
 class _Checked(NamedTuple):
@@ -140,7 +164,7 @@ def _adaptive(run: Run, progress: Progress) -> _Measured:
         }
 
     progress.begin(len(samples), len(run.plans), 0)
-    removed = finish(search(list(groups), run.recipe.granularity, len(samples), searched), answer)
+    removed = finish(search(list(groups), run.recipe.granularity, len(samples), searched, run.known), answer)
     if searched == len(samples):
         _advance(run, progress, searched)
     return _Measured(portions, removed)

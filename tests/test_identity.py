@@ -25,6 +25,7 @@ def identity(**changes: Any) -> RunIdentity:
         "granularity": (1, 2),
         "references": "data",
         "search": "exhaustive",
+        "known": ((0, 1),),
         "end_ids": (2,),
         "dtype": "float32",
         "attention": "sdpa",

@@ -20,8 +20,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from kvprofile.models import adapters
 from kvprofile.models.cache_dir import cache_dir
 
 _FORMULA = 1
+_SHA256 = re.compile("[0-9a-f]{64}")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
 _CONFIG_VOLATILE = frozenset(
@@ -49,7 +51,7 @@ class ModelFingerprint(NamedTuple):
     """SHA-256 digests in hexadecimal.
 
     Attributes:
-        weights_sha256: See the module's docstring.
+        weights_sha256: See the module's docstring; empty for files on the hub that were never read here.
         tokenizer_sha256: Over the tokenizer's whole definition, wherever it lies.
         template_sha256: Over the chat template; of the empty text if there is none.
         config_sha256: Over the settings that change what the weights compute (rotary base, windows, quantisation).
@@ -88,25 +90,53 @@ def weights_sha256(folder: Path, gguf: str | None = None, adapter: Path | None =
         BadInput: If the folder holds no weights.
     """
     base = _cached([folder / gguf] if gguf else checkpoint_files(folder))
-    if adapter is None:
-        return base
+    return base if adapter is None else _with_adapter(base, adapter)
+
+
+def _with_adapter(base: str, adapter: Path) -> str:
     file = adapters.weight_file(adapter)
     if file is None:
         raise BadInput(f'adapter "{adapter}" has no {adapters.WEIGHT_FILES[0]}')
     return _json_sha256(["adapter", base, _cached([file]), _adapter_settings(adapter)])
 
 
+def hub_weights_sha256(files: Mapping[str, str], adapter: Path | None = None) -> str:
+    """Returns the fingerprint of a checkpoint on the hub by its files' hashes, if such files were read here before.
+
+    Args:
+        files: SHA-256 of the weight files, by name, as the hub's own metadata tells them.
+        adapter: Folder of an adapter on it.
+
+    Returns:
+        The fingerprint; empty if only reading the files could tell.
+    """
+    base = _known(_hub_key(files))
+    return (base if adapter is None else _with_adapter(base, adapter)) if base else ""
+
+
 def checkpoint_files(folder: Path) -> list[Path]:
     """Returns the files that Transformers reads weights from, of whatever else lies in the folder."""
+    names = checkpoint_names(lambda name: (folder / name).is_file(), lambda name: (folder / name).read_text("utf-8"))
+    if not names:
+        raise BadInput(
+            f'model folder "{folder}" holds no weights; it needs model.safetensors or its shards with their index'
+        )
+    return [folder / name for name in names]
+
+
+def checkpoint_names(is_there: Callable[[str], bool], read: Callable[[str], str]) -> list[str]:
+    """Returns the names of the files that Transformers reads weights from; none if there are none.
+
+    Args:
+        is_there: Whether a file of that name is there.
+        read: Returns the text of an index of shards.
+    """
     for index, single in zip(_INDEXES, _SINGLE, strict=True):
-        if (folder / single).is_file():
-            return [folder / single]
-        if (folder / index).is_file():
-            shards = set(json.loads((folder / index).read_text("utf-8"))["weight_map"].values())
-            return [folder / shard for shard in sorted(shards)]
-    raise BadInput(
-        f'model folder "{folder}" holds no weights; it needs model.safetensors or its shards with their index'
-    )
+        if is_there(single):
+            return [single]
+        if is_there(index):
+            return sorted(set(json.loads(read(index))["weight_map"].values()))
+    return []
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:
@@ -151,21 +181,41 @@ def _cached(files: list[Path]) -> str:
     """Returns the digest over the files' tensors, from the cache if no file has changed since."""
     states = [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
     key = _json_sha256([_FORMULA, states])
-    entry = cache_dir() / "fingerprints" / f"{key}.json"
+    digest = _known(key) or _tensors_sha256(files)
+    places = [path for path, _, _ in states]
+    _keep(key, digest, places)
+    blobs = {file.name: file.resolve().name for file in files}
+    if all(map(_SHA256.fullmatch, blobs.values())):  # the hub's cache names large files by their hashes
+        _keep(_hub_key(blobs), digest, places)
+    return digest
+
+
+def _hub_key(files: Mapping[str, str]) -> str:
+    return _json_sha256([_FORMULA, "hub", sorted(files.items())])
+
+
+def _entry(key: str) -> Path:
+    return cache_dir() / "fingerprints" / f"{key}.json"
+
+
+def _known(key: str) -> str | None:
+    """Returns the digest that the cache holds for a key, None if it holds none."""
     try:
-        known = json.loads(entry.read_text("utf-8"))
+        known = json.loads(_entry(key).read_text("utf-8"))
         if known["key"] == key and len(bytes.fromhex(known["sha256"])) == 32:
             return str(known["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    digest = _tensors_sha256(files)
-    _keep(entry, {"key": key, "sha256": digest, "files": [path for path, _, _ in states]})
-    return digest
+    return None
 
 
-def _keep(entry: Path, document: dict[str, Any]) -> None:
-    """Writes a cache entry by one rename; without a writable cache the next run computes again."""
+def _keep(key: str, digest: str, files: list[str]) -> None:
+    """Writes a cache entry by one rename, unless it is there; without a writable cache the next run computes again."""
+    entry = _entry(key)
+    document = {"key": key, "sha256": digest, "files": files}
     try:
+        if _known(key) == digest:
+            return
         entry.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=".tmp-", dir=entry.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as file:

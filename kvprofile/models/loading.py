@@ -15,9 +15,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Pretra
 from transformers.utils import logging as transformers_logging
 
 from kvprofile.errors import BadInput
-from kvprofile.models import adapters, demo, failures
+from kvprofile.models import adapters, demo, failures, hub
 from kvprofile.models.architecture import refuse_unsupported
-from kvprofile.models.fingerprint import ModelFingerprint, fingerprint
+from kvprofile.models.fingerprint import (
+    ModelFingerprint,
+    config_sha256,
+    fingerprint,
+    hub_weights_sha256,
+    template_sha256,
+    tokenizer_sha256,
+    weights_sha256,
+)
 from kvprofile.models.reference import DEMO_BASE, ModelReference, parse
 
 if TYPE_CHECKING:
@@ -95,6 +103,32 @@ def load_pair(
     else:
         second = _load_base(sources[1], references[1], options)
     return _finish(first, references[0], options), _finish(second, references[1], options)
+
+
+def fingerprint_of(text: str, options: ModelOptions, folders: Sequence[Path] = ()) -> ModelFingerprint:
+    """Returns the fingerprints of the model that `text` names as it is now; its weights are not loaded.
+
+    Those of local files come from the cache or from reading them once; those of a hub id from the hub's own hashes of its
+    files, or from the hub's cache where the hub cannot be asked.
+
+    Raises:
+        BadInput: As in `load_model`.
+    """
+    reference = parse(text, folders)
+    source = _source(reference)
+    config = _check_config(source, reference, options)
+    if options.quantization:
+        config.quantization_config = _quantization(options.quantization)
+    elif source.gguf and hasattr(config, "quantization_config"):
+        del config.quantization_config
+    adapter = adapters.folder(reference.adapter, reference.adapter_revision) if reference.adapter else None
+    tokenizer = _tokenizer(source, adapter, reference, options)
+    hashes = None if Path(source.place).is_absolute() else hub.weight_hashes(source.place, source.revision)
+    if hashes is not None:
+        weights = hub_weights_sha256(hashes, adapter)
+    else:
+        weights = weights_sha256(_folder(source, source.revision), source.gguf, adapter)
+    return ModelFingerprint(weights, tokenizer_sha256(tokenizer), template_sha256(tokenizer), config_sha256(config))
 
 
 class Outline(NamedTuple):
@@ -221,7 +255,13 @@ def _finish(base: _Base, reference: ModelReference, options: ModelOptions) -> Lo
         model=model,
         tokenizer=tokenizer,
         reference=reference,
-        fingerprint=fingerprint(Path(_local(base)), base.source.gguf, adapter, model.config, tokenizer),
+        fingerprint=fingerprint(
+            _folder(base.source, base.commit or base.source.revision),
+            base.source.gguf,
+            adapter,
+            model.config,
+            tokenizer,
+        ),
         dtype=str(model.dtype).removeprefix("torch."),
         device=weights.device if weights.device.type != "meta" else _device(options),
         commit=base.commit,
@@ -236,16 +276,16 @@ def _tokenizer(source: _Source, adapter: Path | None, reference: ModelReference,
         return AutoTokenizer.from_pretrained(place, trust_remote_code=options.trust_remote_code, **keywords)
 
 
-def _local(base: _Base) -> str:
-    """Returns the folder that the weights were read from: for a hub id its snapshot in the hub's cache."""
-    if Path(base.source.place).is_absolute():
-        return base.source.place
+def _folder(source: _Source, revision: str | None) -> Path:
+    """Returns the folder that weights are read from: for a hub id its snapshot in the hub's cache."""
+    if Path(source.place).is_absolute():
+        return Path(source.place)
     from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(base.source.place, "config.json", revision=base.commit or base.source.revision)
+    config = try_to_load_from_cache(source.place, "config.json", revision=revision)
     if not isinstance(config, str):
-        raise BadInput(f'"{base.source.place}" is not in the hub\'s cache after loading; check HF_HOME')
-    return str(Path(config).parent)
+        raise BadInput(f'"{source.place}" is not in the hub\'s cache after loading; check HF_HOME')
+    return Path(config).parent
 
 
 def _twin(model: PreTrainedModel) -> PreTrainedModel:
