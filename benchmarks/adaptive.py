@@ -20,7 +20,7 @@ import numpy as np
 from kvprofile.analysis.choice import cheapest
 from kvprofile.analysis.loss import resampling_weights
 from kvprofile.analysis.scores import Scores, all_scores
-from kvprofile.cost.sweep import tree_nodes
+from kvprofile.cost.sweep import layer_tokens
 from kvprofile.layers import LayerRange, Plan, describe, groups
 from kvprofile.limits import parse_loss
 from kvprofile.search import REUSE, Request, finish, search
@@ -86,11 +86,8 @@ def _compare(scores: Scores, lengths: Sequence[Lengths], layers: int, seed: int,
 
 def _shared_work(asked: Sequence[LayerRange], own: Lengths, layers: int) -> float:
     """Returns the layer-tokens of some groups of one record, as the engine shares them; rows that go on are counted singly."""
-    starts = {group.start for group in asked} - {0}
-    passes = own.context * sum(layers - start for start in starts)
-    nodes = sum(tree_nodes(asked, layer) for layer in range(layers))
     going = sum(max(0, count - agreed - 1) for count, agreed in (own.answers[g] for g in asked))
-    return passes + nodes * (own.suffix + own.draft - 1) + layers * going
+    return layer_tokens(asked, layers, own.context, own.suffix + own.draft - 1) + layers * going
 
 
 def _selected(

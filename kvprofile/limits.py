@@ -1,10 +1,11 @@
-"""The loss a user accepts: `1%` of the receiver's own score, or `1pt` of a hundred. Standard library only."""
+"""What a user allows: a loss of `1%` of the receiver's score or `1pt` of a hundred, an age of `30d`. Standard library only."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
 from kvprofile.errors import BadInput, did_you_mean
@@ -16,6 +17,7 @@ RULES: tuple[Rule, ...] = ("point", "bound", "certified")
 
 _COLUMN_ENDS: dict[Rule, str] = {"point": "", "bound": "_upper", "certified": "_certified"}
 _ROUNDING = 1e-9
+_AGE_UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
 
 class LossLimit(NamedTuple):
@@ -59,6 +61,18 @@ def parse_loss(text: str) -> LossLimit:
     if not match or float(match[1]) > 100:
         raise BadInput(f"{text[:40]!r} is not a loss between 0 and 100; write 1% (relative) or 1pt (points)")
     return LossLimit(float(match[1]), "%" if match[2] == "%" else "pt")
+
+
+def parse_age(text: str) -> timedelta:
+    """Returns the age written as `36h`, `30d` or `8w`.
+
+    Raises:
+        BadInput: If it is none.
+    """
+    match = re.fullmatch(r"\s*(\d{1,5})\s*([hdw])\s*", text, re.ASCII)
+    if not match:
+        raise BadInput(f"{text[:40]!r} is not an age; write 36h, 30d or 8w")
+    return int(match[1]) * _AGE_UNITS[match[2]]
 
 
 def parse_rule(text: str) -> Rule:

@@ -30,7 +30,7 @@ from kvprofile.models.architecture import head_width, key_value_heads
 from kvprofile.models.loading import LoadedModel
 from kvprofile.models.machine import cpu_name
 from kvprofile.recipe import to_yaml
-from kvprofile.run import Portion, Run, read_part
+from kvprofile.run import Portion, Run, datasets_of, metrics_of, read_part
 from kvprofile.search import Removed
 from kvprofile.store.schema import FORMAT_VERSION, SAMPLES, SEARCH
 from kvprofile.store.writer import write_table
@@ -181,15 +181,8 @@ def _header(run: Run, version: int, previous: str | None) -> dict[str, Any]:
         "sender": _model_header(run.sender),
         "receiver": _model_header(run.receiver),
         "recipe_sha256": run.recipe.sha256(),
-        "datasets": [
-            {
-                "name": part.source.name,
-                "sha256": part.data.sha256,
-                "sample_ids_sha256": json_sha256([record.id for record in part.records]),
-            }
-            for part in run.parts
-        ],
-        "metrics": sorted({one.identity for part in run.parts for one in part.metrics}),
+        "datasets": datasets_of(run.parts),
+        "metrics": metrics_of(run.parts),
         "strategies": {name: strategy.version for name, strategy in run.strategies.items()},
         "attention": run.receiver.model.config._attn_implementation,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,

@@ -175,6 +175,23 @@ def load_parts(recipe: Recipe) -> tuple[Part, ...]:
     return tuple(load_part(recipe, source, recipe.contexts) for source in recipe.data)
 
 
+def datasets_of(parts: Sequence[Part]) -> list[dict[str, str]]:
+    """Returns name and hashes of each data source, as a profile's header holds them."""
+    return [
+        {
+            "name": part.source.name,
+            "sha256": part.data.sha256,
+            "sample_ids_sha256": json_sha256([record.id for record in part.records]),
+        }
+        for part in parts
+    ]
+
+
+def metrics_of(parts: Sequence[Part]) -> list[str]:
+    """Returns `name@version` of every metric, as a profile's header holds them."""
+    return sorted({one.identity for part in parts for one in part.metrics})
+
+
 def build_samples(recipe: Recipe, parts: Sequence[Part], tokenizer: Any, configs: Sequence[Any]) -> tuple[Sample, ...]:
     """Returns every chosen record in the receiver's token ids, cut where its context is too long for one of the models."""
     names = ("max_position_embeddings", "max_seq_len")

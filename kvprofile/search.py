@@ -6,7 +6,8 @@ One pass from a start serves all groups that start there, so the few starts that
 groups; there a group leaves once it is far from the frontier by more than chance. The last ones are measured on all samples.
 
 A search that knows an earlier frontier begins there and with its neighbours. Where none of these is far better than the known
-groups, the frontier has not moved and the coarse grid is left out. Known groups are measured on all samples in any case.
+groups by more than chance, the frontier has not moved and the coarse grid is left out. Known groups are measured on all samples
+in any case.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ COARSE_UNITS = 8
 
 SEARCHED = 2
 """Samples of the rounds before the race, or one of each data set if there are more of these."""
+
+WARM = 5
+"""Samples that tell whether a known frontier has moved; a paired interval needs a few."""
 
 NEAR = 1.25
 """A group is near the frontier if its mean KL is at most this multiple of the lowest with no more recompute."""
@@ -111,31 +115,39 @@ def search(
     number = 1
     if known:
         near = {g for edges in grids for g in _moved(known, edges, 1)}
-        yield from state.measure(number, first, near.intersection(allowed).union(known))
+        warm = range(min(before_race(searched, known), samples))
+        yield from state.measure(number, warm, near.intersection(allowed).union(known))
         if not state.broken_into():
-            state.take_rows(number, {group.start for group in known})
-            yield from _race(state, number, first, samples)
+            state.leave_far(number)
+            state.keep_starts(number, {group.start for group in known})
+            yield from _race(state, number, warm, samples)
             return state.left(samples)
         number += 1
     steps = [math.ceil((len(edges) - 1) / COARSE_UNITS) for edges in grids]
     coarse = [{*edges[::step], layers} for edges, step in zip(grids, steps, strict=True)]
-    begun = {g for g in allowed if any({*g} <= edges for edges in coarse)}
-    yield from state.measure(number, first, begun - state.kls.keys())
+    yield from state.measure(number, first, {g for g in allowed if any({*g} <= edges for edges in coarse)})
     state.leave_far(number)
     while max(steps) > 1:
         steps, number = [max(1, step // 2) for step in steps], number + 1
         moved = {g for edges, step in zip(grids, steps, strict=True) for g in _moved(state.racing, edges, step)}
-        yield from state.measure(number, first, moved.intersection(allowed) - state.kls.keys())
+        yield from state.measure(number, first, moved.intersection(allowed))
         state.leave_far(number)
-    state.take_rows(number, state.best_starts())
+    starts = state.best_starts()
+    state.keep_starts(number, starts)
+    state.take_rows(starts)
     yield from _race(state, number, first, samples)
     return state.left(samples)
+
+
+def before_race(searched: int, known: Collection[LayerRange]) -> int:
+    """Returns how many samples a search may come back to: from that one on, it asks for each once."""
+    return max(searched, WARM) if known else searched
 
 
 def _race(state: _State, number: int, first: range, samples: int) -> Generator[Request, Kls, None]:
     """Measures what is left of the search sample by sample; rounds count on from `number`."""
     number += 1
-    yield from state.measure(number, first, state.racing - state.kls.keys())
+    yield from state.measure(number, first, state.racing)
     for sample in range(first.stop, samples):
         number += 1
         yield from state.measure(number, [sample], state.racing, even_if_none=True)
@@ -162,6 +174,7 @@ class _State:
 
     def __init__(self, allowed: Sequence[LayerRange], known: Collection[LayerRange]) -> None:
         self._allowed, self._known = allowed, frozenset(known)
+        self._asked: dict[LayerRange, set[int]] = {}
         self.kls: dict[LayerRange, dict[int, float]] = {REUSE: {}}
         self.racing: set[LayerRange] = set()
         self.removed: dict[LayerRange, Removed] = {}
@@ -169,10 +182,13 @@ class _State:
     def measure(
         self, number: int, samples: Iterable[int], groups: Iterable[LayerRange], even_if_none: bool = False
     ) -> Generator[Request, Kls, None]:
-        """Asks for groups on samples, which then take part in the search; without any only `even_if_none`."""
-        asked = tuple(sorted(groups))
-        self.racing.update(asked)
+        """Asks for groups on samples, once each; they then take part in the search. Without any it asks only `even_if_none`."""
+        groups = sorted(groups)
+        self.racing.update(groups)
         for sample in samples:
+            asked = tuple(g for g in groups if sample not in self._asked.setdefault(g, set()))
+            for group in asked:
+                self._asked[group].add(sample)
             if asked or even_if_none:
                 measured = yield Request(number, sample, asked)
                 for group in (*asked, REUSE):
@@ -188,12 +204,10 @@ class _State:
                 self._remove(group, number, rival, f"mean KL more than {NEAR:g} times the rival's")
 
     def broken_into(self) -> bool:
-        """Returns whether a group is far better than every known one that recomputes no more."""
-        means = {g: self._mean(g, self.kls[g]) for g in (REUSE, *self.racing)}
-        return any(
-            NEAR * means[group] < min(means[k] for k in (REUSE, *self._known) if k.length <= group.length)
-            for group in self.racing - self._known
-        )
+        """Returns whether a group is far better, by more than chance, than the best known one that recomputes no more."""
+        means = {g: self._mean(g, self.kls[g]) for g in (REUSE, *self._known)}
+        best = {g: min((k for k in means if k.length <= g.length), key=lambda k: means[k]) for g in self.racing}
+        return any(self._lower_bound(best[group], group) > 0 for group in self.racing - self._known)
 
     def best_starts(self) -> set[int]:
         """Returns a few starts: those that are most often the best for what they recompute."""
@@ -202,13 +216,15 @@ class _State:
         credit = {s: (sum(r <= 1 for g, (_, r) in rivals.items() if g.start == s), -s) for s in starts}
         return {*sorted(starts, key=lambda start: credit[start], reverse=True)[:MOST_STARTS]}
 
-    def take_rows(self, number: int, starts: Collection[int]) -> None:
-        """Lets all groups of some starts race, and of layer 0."""
+    def keep_starts(self, number: int, starts: Collection[int]) -> None:
+        """Removes groups with other starts than these and layer 0."""
         rivals = self._rivals()
-        kept = {g for g in self._allowed if g.start in {0, *starts}} | self._known
-        for group in self.racing - kept:
+        for group in {g for g in self.racing if g.start not in {0, *starts}} - self._known:
             self._remove(group, number, rivals[group][0], "starts that come closer to the frontier were taken")
-        self.racing = kept
+
+    def take_rows(self, starts: Collection[int]) -> None:
+        """Lets all groups of some starts race, and of layer 0."""
+        self.racing |= {g for g in self._allowed if g.start in {0, *starts}}
         self.removed = {g: why for g, why in self.removed.items() if g not in self.racing}
 
     def leave_beaten(self, number: int) -> None:

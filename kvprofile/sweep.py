@@ -23,7 +23,7 @@ from kvprofile.measurement import Scoring, measurement_table
 from kvprofile.publication import write_profile
 from kvprofile.recipe import Recipe
 from kvprofile.run import Portion, Progress, Run, prepare, read_part
-from kvprofile.search import REUSE, SEARCHED, Kls, Removed, Request, finish, search
+from kvprofile.search import REUSE, SEARCHED, Kls, Removed, Request, before_race, finish, search
 from kvprofile.store.writer import LOCK, alone, publish, write_table
 
 
@@ -133,6 +133,7 @@ def _adaptive(run: Run, progress: Progress) -> _Measured:
     """Measures the groups that the search asks for, and all other plans with a sample's first groups."""
     samples = _in_turn(run.samples)
     searched = min(len(samples), max(SEARCHED, len(run.parts)))
+    revisited = min(len(samples), before_race(searched, run.known))
     groups = {plan.range: plan for plan in run.plans if plan.strategy == "layer_group" and plan.range}
     others = [plan for plan in run.plans if plan.strategy != "layer_group"]
     portions: list[Portion] = []
@@ -146,17 +147,17 @@ def _adaptive(run: Run, progress: Progress) -> _Measured:
         portions.append(portion)
         table = read_part(run, portion)
         if table is None:
-            if request.sample >= searched:
+            if request.sample >= revisited:
                 held.clear()
             caches = held.setdefault(request.sample, run.caches(sample))
             baseline = baselines.get(request.sample, {})
             table = _measure(run, portion, caches, baseline, progress, lambda plans: None)
         rows = table.to_pylist()
         baselines.setdefault(request.sample, {r["metric"]: r["value"] for r in rows if r["strategy"] == "full_prefill"})
-        if request.sample < searched:
+        if request.sample < revisited:
             progress.say(f"round {request.round}: {len(request.groups)} groups on sample {request.sample + 1}")
         else:
-            _advance(run, progress, searched + 1 if request.sample == searched else 1)
+            _advance(run, progress, revisited + 1 if request.sample == revisited else 1)
         return {
             REUSE if row["strategy"] == "full_reuse" else LayerRange(row["start_layer"], row["stop_layer"]): row["kl"]
             for row in rows
@@ -165,8 +166,8 @@ def _adaptive(run: Run, progress: Progress) -> _Measured:
 
     progress.begin(len(samples), len(run.plans), 0)
     removed = finish(search(list(groups), run.recipe.granularity, len(samples), searched, run.known), answer)
-    if searched == len(samples):
-        _advance(run, progress, searched)
+    if revisited == len(samples):
+        _advance(run, progress, revisited)
     return _Measured(portions, removed)
 
 

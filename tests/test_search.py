@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ LAYERS, SAMPLES = 30, 20
 CRITICAL = frozenset(range(9, 14))
 
 
+@cache
 def kl(group: LayerRange, sample: int) -> float:
     """Few layers matter; starting deep costs, and samples differ far more than groups do."""
     missed = len(CRITICAL - set(range(*group)))
@@ -164,3 +166,61 @@ def test_a_killed_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     taken_up = load(sweep(recipe, tmp_path / "cut", Silent()))
     quality = ["strategy", "start_layer", "stop_layer", "metric", "n_scored", "quality", "loss_rel", "on_frontier"]
     assert taken_up.rows.select(quality).equals(expected.rows.select(quality))
+
+
+def best_by_kl(shift: int = 0) -> list[LayerRange]:
+    """The groups that none beats on both recompute and mean KL, moved by some layers."""
+    means = {g: float(np.mean([kl(g, s) for s in range(SAMPLES)])) for g in groups(LAYERS)}
+    lowest, found = float("inf"), []
+    for group in sorted(means, key=lambda g: (g.length, means[g])):
+        if means[group] < lowest:
+            lowest = means[group]
+            found.append(group)
+    allowed = set(groups(LAYERS))
+    return [g for g in (LayerRange(g.start + shift, g.stop + shift) for g in found) if g in allowed]
+
+
+class TestFromAKnownFrontier:
+    def run(self, known: list[LayerRange]) -> tuple[list[Removed], list[Request]]:
+        requests: list[Request] = []
+
+        def answer(request: Request) -> dict[LayerRange, float | None]:
+            requests.append(request)
+            return {group: kl(group, request.sample) for group in (*request.groups, REUSE)}
+
+        return finish(search(groups(LAYERS), (1,), SAMPLES, known=known), answer), requests
+
+    def test_unmoved_it_is_measured_with_its_neighbours_and_no_grid(self) -> None:
+        known = best_by_kl()
+        removed, requests = self.run(known)
+        assert not {why.group for why in removed} & set(known)
+        near = {LayerRange(g.start + a, g.stop + b) for g in known for a in (-1, 0, 1) for b in (-1, 0, 1)}
+        first = {g for request in requests if request.round == 1 for g in request.groups}
+        assert set(known) <= first <= near
+        starts = {g.start for g in known} | {0}
+        assert {g.start for request in requests if request.round > 1 for g in request.groups} <= starts
+        asked = sum(len(request.groups) for request in requests)
+        assert asked < len(groups(LAYERS)) * SAMPLES / 4
+
+    def test_known_groups_are_measured_on_all_samples_even_if_they_are_beaten(self) -> None:
+        worst = LayerRange(20, 29)
+        known = [*best_by_kl(), worst]
+        removed, requests = self.run(known)
+        assert worst not in {why.group for why in removed}
+        assert {request.sample for request in requests if worst in request.groups} == set(range(SAMPLES))
+
+    def test_moved_it_is_searched_for(self) -> None:
+        known = best_by_kl(shift=6)
+        removed, requests = self.run(known)
+        assert {2} < {request.round for request in requests if request.sample < SEARCHED}
+        finalists = set(groups(LAYERS)) - {why.group for why in removed}
+        smallest = min((g for g in groups(LAYERS) if set(range(*g)) >= CRITICAL), key=lambda g: g.length)
+        assert {smallest, *known} <= finalists
+
+    def test_nothing_is_asked_twice(self) -> None:
+        for known in (best_by_kl(), best_by_kl(shift=6)):
+            seen = set()
+            for request in self.run(known)[1]:
+                for group in request.groups:
+                    assert (request.sample, group) not in seen
+                    seen.add((request.sample, group))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -14,10 +15,10 @@ from tests.tiny_models import save_adapter, save_model
 RECORDS = 4
 
 
-def write_pair(folder: Path) -> Path:
-    """Writes base, adapter and data; returns the recipe's path."""
-    save_model(folder / "base")
-    save_adapter(folder / "adapter")
+def write_pair(folder: Path, **changes: Any) -> Path:
+    """Writes base, adapter and data; returns the recipe's path. `changes` go into the base's config."""
+    save_model(folder / "base", **changes)
+    save_adapter(folder / "adapter", **changes)
     with (folder / "data.jsonl").open("w", encoding="utf-8") as file:
         for number in range(RECORDS):
             context = f"Box {number} holds {number + 3} red stones. " * (number + 1)

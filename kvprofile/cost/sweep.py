@@ -21,6 +21,15 @@ def suffix_flops(shape: ModelShape, tokens: int, suffix: int, groups: Sequence[L
     )
 
 
+def layer_tokens(groups: Sequence[LayerRange], layers: int, context: int, new: int) -> int:
+    """Returns how many layers are run on how many tokens, for passes from every start and `new` tokens behind, as a tree.
+
+    The receiver's own prefill, which serves the groups from layer 0, is not counted.
+    """
+    passes = context * sum(layers - start for start in {group.start for group in groups} - {0})
+    return passes + new * sum(tree_nodes(groups, layer) for layer in range(layers))
+
+
 def tree_nodes(groups: Sequence[LayerRange], layer: int) -> int:
     """Returns the rows that all groups and full reuse have at a layer.
 

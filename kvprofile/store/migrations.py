@@ -21,7 +21,7 @@ def _from_1(header: Header) -> Header:
     absent = {"template_sha256": None, "config_sha256": None}
     models = {r: {**absent, **header[r]} for r in ("sender", "receiver") if isinstance(header.get(r), Mapping)}
     defaults = {"references": "data", "search": "exhaustive", "resamples": 10_000, "bounds": None, "strategies": None}
-    return {**defaults, **header, **models, "format_version": 2}
+    return {**defaults, **header, **models, "format_version": 2, "migrated_from": 1}
 
 
 _STEPS: tuple[Callable[[Header], Header], ...] = (_from_1,)

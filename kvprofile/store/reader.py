@@ -32,6 +32,7 @@ PROFILE_FILE = "profile.parquet"
 MEASUREMENTS_FILE = "measurements.parquet"
 SAMPLES_FILE = "samples.parquet"
 SEARCH_FILE = "search.parquet"
+REJECTED_FILE = "rejected.json"
 VALIDATIONS_FOLDER = "validations"
 SENSITIVITY_FOLDER = "sensitivity"
 
@@ -104,6 +105,16 @@ def versions(pair: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in found if match and path.is_dir())
 
 
+def rejection(folder: Path) -> str | None:
+    """Returns why a version was rejected when it was published, None if it was not."""
+    try:
+        return str(parse_json((folder / REJECTED_FILE).read_bytes())["reason"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return "its rejection cannot be read"
+
+
 def pairs(store: Path) -> list[Path]:
     """Returns the pair folders of a store by name."""
     if not store.is_dir():
@@ -141,8 +152,12 @@ def resolve(path: str | Path) -> Path:
 
 
 def _newest(found: list[tuple[int, Path]]) -> Path:
-    """Returns the newest version that holds a profile; where none does, the newest, whose error then tells."""
-    return next((folder for _, folder in reversed(found) if (folder / PROFILE_FILE).is_file()), found[-1][1])
+    """Returns the newest version that holds a profile; one that was rejected is not taken.
+
+    Where none is left, the newest, whose error then tells.
+    """
+    served = [folder for _, folder in found if rejection(folder) is None]
+    return next((folder for folder in reversed(served) if (folder / PROFILE_FILE).is_file()), found[-1][1])
 
 
 def load(path: str | Path) -> Profile:

@@ -1,0 +1,288 @@
+"""Re-profiling on schedule: what is stale and why, the warm start, the gate, and runs that are cut off."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvprofile.cli import main
+from kvprofile.errors import BadInput, Interrupted
+from kvprofile.identity import FINGERPRINTS
+from kvprofile.limits import parse_loss
+from kvprofile.recipe import load_recipe
+from kvprofile.reprofile import Outcome, known_groups, reprofile
+from kvprofile.staleness import Present, why_stale
+from kvprofile.store.reader import Profile, load, rejection, versions
+from kvprofile.store.writer import alone
+from tests.profile_factory import publish_profile
+from tests.tiny_models import save_adapter
+from tests.tiny_sweep import Silent, write_pair
+
+LAYERS = 8
+KILLS = 60
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Profile:
+    return load(publish_profile(tmp_path / "profiles"))
+
+
+def unchanged(profile: Profile) -> dict[str, Any]:
+    header = profile.header
+    models = {role: {key: header[role][key] for key in FINGERPRINTS} for role in ("sender", "receiver")}
+    kept = {key: header[key] for key in ("datasets", "metrics", "strategies", "recipe_sha256")}
+    return {**models, **kept}
+
+
+class TestWhyStale:
+    AT = datetime(2026, 2, 1, tzinfo=UTC)
+
+    def reasons(self, profile: Profile | None, max_age: timedelta | None = None, **now: Any) -> list[str]:
+        held = {} if profile is None else unchanged(profile)
+        absent = dict.fromkeys(Present._fields)
+        found = why_stale(profile, Present(**{**absent, **held, **now}), max_age, self.AT)
+        assert all(reason.detail for reason in found)
+        return [reason.what for reason in found]
+
+    def test_what_did_not_change_is_current(self, profile: Profile) -> None:
+        assert self.reasons(profile) == []
+        assert self.reasons(profile, timedelta(days=30)) == []
+
+    def test_no_profile(self) -> None:
+        assert self.reasons(None) == ["missing"]
+
+    @pytest.mark.parametrize("role", ["sender", "receiver"])
+    @pytest.mark.parametrize("key", FINGERPRINTS)
+    def test_every_fingerprint_of_both_models(self, profile: Profile, role: str, key: str) -> None:
+        assert self.reasons(profile, **{role: {**unchanged(profile)[role], key: "9" * 64}}) == [FINGERPRINTS[key]]
+
+    def test_weights_that_were_never_read_here_have_changed(self, profile: Profile) -> None:
+        unread = {**unchanged(profile)["sender"], "weights_sha256": ""}
+        assert self.reasons(profile, sender=unread) == ["weights"]
+
+    def test_data(self, profile: Profile) -> None:
+        (one,) = unchanged(profile)["datasets"]
+        assert self.reasons(profile, datasets=[{**one, "sha256": "9" * 64}]) == ["data"]
+        assert self.reasons(profile, datasets=[{**one, "sample_ids_sha256": "9" * 64}]) == ["data"]
+        assert self.reasons(profile, datasets=[one, {**one, "name": "more"}]) == ["data"]
+        assert self.reasons(profile, datasets=[]) == ["data"]
+
+    def test_metric_strategy_and_recipe(self, profile: Profile) -> None:
+        assert self.reasons(profile, metrics=["f1@2", "exact_match@1"]) == ["metric"]
+        held = unchanged(profile)["strategies"]
+        assert self.reasons(profile, strategies={**held, "layer_group": 2}) == ["strategy"]
+        assert self.reasons(profile, strategies={**held, "of_tomorrow": 1}) == [], "none of its plans was measured"
+        assert self.reasons(profile, recipe_sha256="9" * 64) == ["recipe"]
+
+    def test_age(self, profile: Profile) -> None:
+        assert self.reasons(profile, timedelta(days=29)) == ["age"]
+        assert (
+            why_stale(profile, Present(**unchanged(profile)), timedelta(days=29), self.AT)[0].detail
+            == "it is 29 days old"
+        )
+
+    def test_older_format(self) -> None:
+        old = load(Path(__file__).parent / "store" / "format_1")
+        assert self.reasons(old) == ["format"]
+
+    def test_date_that_is_none(self, tmp_path: Path) -> None:
+        broken = load(publish_profile(tmp_path, created_at="yesterday"))
+        with pytest.raises(BadInput, match='"yesterday", which is no date'):
+            self.reasons(broken, timedelta(days=1))
+
+
+def test_known_groups_are_those_of_the_frontiers(profile: Profile) -> None:
+    known = known_groups(profile)
+    on_frontier = {
+        (r["start_layer"], r["stop_layer"])
+        for r in profile.rows.to_pylist()
+        if r["on_frontier"] and r["strategy"] == "layer_group"
+    }
+    assert on_frontier
+    assert on_frontier - {(0, 6)} <= {(g.start, g.stop) for g in known}
+    assert (2, 4) in {(g.start, g.stop) for g in known}
+    assert len(known) < 6
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a pair, its recipe and a store with a first profile; scored without labels, so that scores differ."""
+    folder = tmp_path_factory.mktemp("profiled")
+    recipe = write_pair(folder, num_hidden_layers=LAYERS)
+    values = {**yaml.safe_load(recipe.read_text()), "references": "none", "granularity": [1]}
+    recipe.write_text(yaml.safe_dump(values))
+    assert run(folder).status == "published"
+    return folder
+
+
+@pytest.fixture
+def pair(profiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "pair"
+    shutil.copytree(profiled, folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def run(folder: Path, **options: Any) -> Outcome:
+    return reprofile(load_recipe(str(folder / "recipe.yaml")), folder / "outputs", Silent(), **options)
+
+
+def update_weights(folder: Path, **changes: Any) -> None:
+    shutil.rmtree(folder / "adapter")
+    save_adapter(folder / "adapter", num_hidden_layers=LAYERS, **{"seed": 5, **changes})
+
+
+def published(folder: Path) -> list[Path]:
+    (pair,) = [path for path in (folder / "outputs").iterdir() if "__from__" in path.name]
+    return [path for _, path in versions(pair)]
+
+
+def test_current_is_left_alone_and_no_model_is_loaded(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
+    outcome = run(pair)
+    assert (outcome.status, outcome.reasons, outcome.work_share) == ("current", [], None)
+    assert len(published(pair)) == 1
+
+
+def test_new_weights_are_found_and_measured_from_the_old_frontier(pair: Path) -> None:
+    update_weights(pair)
+    checked = run(pair, only_check=True)
+    assert (checked.status, [r.what for r in checked.reasons]) == ("stale", ["weights"])
+    assert len(published(pair)) == 1
+    outcome = run(pair)
+    assert outcome.status == "published"
+    first, second = map(load, published(pair))
+    assert (outcome.previous, outcome.profile) == (str(first.folder), str(second.folder))
+    assert second.header["previous"] == first.header["profile_id"]
+    assert second.header["search"] == "adaptive"
+    known = {(g.start, g.stop) for g in known_groups(first)}
+    measured = {
+        (r["start_layer"], r["stop_layer"])
+        for r in second.rows.to_pylist()
+        if r["strategy"] == "layer_group" and r["n_scored"] == r["n_planned"]
+    }
+    assert known <= measured
+    assert outcome.work_share is not None
+    assert 0 < outcome.work_share < 1
+    assert outcome.frontier is not None
+    assert sum(outcome.frontier.values()) > 0
+    assert run(pair).status == "current"
+
+
+def test_full_search_where_asked_or_where_the_recipe_changed(pair: Path) -> None:
+    update_weights(pair)
+    assert run(pair, full=True).work_share == 1
+    recipe = pair / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("resamples: 200", "resamples: 300"))
+    outcome = run(pair)
+    assert ([r.what for r in outcome.reasons], outcome.work_share) == (["recipe"], 1)
+
+
+def test_changed_records_are_measured_again(pair: Path) -> None:
+    data = pair / "data.jsonl"
+    data.write_text(data.read_text().replace("red stones", "blue stones"))
+    outcome = run(pair)
+    assert ([r.what for r in outcome.reasons], outcome.status) == (["data"], "published")
+
+
+def test_worse_version_is_rejected_and_the_old_one_stays(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save = pair / "adapter"
+    shutil.rmtree(save)
+    save_adapter(save, num_hidden_layers=LAYERS, alpha=1)  # nearly the base: little is lost
+    assert run(pair).status == "published"
+    update_weights(pair, alpha=400)
+    outcome = run(pair, fail_if_worse=parse_loss("1pt"))
+    assert outcome.status == "rejected"
+    assert outcome.worse[0]["grew_by"] > 1
+    folder = Path(outcome.profile or "")
+    assert rejection(folder)
+    assert json.loads((folder / "rejected.json").read_text())["worse"] == outcome.worse
+    store = pair / "outputs"
+    assert load(store).folder == Path(outcome.previous or "") != folder
+    before = len(published(pair))
+    again = run(pair, fail_if_worse=parse_loss("1pt"))
+    assert (again.status, again.worse, len(published(pair))) == ("rejected", outcome.worse, before), (
+        "not measured twice"
+    )
+    assert run(pair, only_check=True).status == "rejected"
+    update_weights(pair, alpha=1)
+    assert run(pair, fail_if_worse=parse_loss("100pt")).status == "published"
+
+
+def test_one_run_at_a_time(pair: Path) -> None:
+    update_weights(pair)
+    with alone(pair / "outputs" / ".reprofile"), pytest.raises(Interrupted, match="another process"):
+        run(pair)
+    assert run(pair).status == "published"
+
+
+def test_command_line(pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(*arguments: str) -> tuple[int, list[str], str]:
+        monkeypatch.setattr("sys.argv", ["kvprofile", "reprofile", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        output = capsys.readouterr()
+        return int(end.value.code or 0), output.out.splitlines(), output.err
+
+    code, lines, _ = command("recipe.yaml", "--json")
+    assert (code, [json.loads(line)["status"] for line in lines]) == (0, ["current"])
+    code, lines, _ = command("absent.yaml", "recipe.yaml", "--json")
+    documents = [json.loads(line) for line in lines]
+    assert (code, [one["status"] for one in documents]) == (2, ["failed", "current"])
+    assert "absent.yaml" in documents[0]["error"]
+    update_weights(pair)
+    code, lines, _ = command("recipe.yaml", "--check")
+    assert code == 1
+    assert lines[1:] == ["  weights: the sender's weights changed"]
+    code, lines, errors = command("recipe.yaml", "--fail-if-worse", "100pt", "--max-age", "30d")
+    assert code == 0
+    assert "published outputs/" in lines[0]
+    assert any("frontier:" in line for line in lines)
+    assert "stale: the sender's weights changed" in errors
+    for wrong in (["--max-age", "30"], ["--fail-if-worse", "1"]):
+        assert command("recipe.yaml", *wrong)[0] == 2
+
+
+def _reprofile_in_child(folder: str) -> None:
+    os.chdir(folder)
+    run(Path(folder))
+
+
+@pytest.mark.slow
+def test_killed_at_random_points_nothing_is_lost_or_half_there(pair: Path) -> None:
+    """Children are forked, so that a kill lands in the work and not in the import of torch."""
+    context = multiprocessing.get_context("fork")
+    rng = random.Random(0)
+    kills = updates = 0
+    while kills < KILLS:
+        updates += 1
+        update_weights(pair, seed=10 + updates)
+        before, finished = len(published(pair)), False
+        while not finished:
+            child = context.Process(target=_reprofile_in_child, args=(str(pair),))
+            child.start()
+            child.join(rng.uniform(0.0, 1.2) if kills < KILLS else 120)
+            finished = child.exitcode == 0
+            if child.is_alive():
+                os.kill(child.pid or 0, signal.SIGKILL)
+                child.join()
+                kills += 1
+            for folder in published(pair):
+                profile = load(folder)
+                assert len(profile.measurements()) > 0
+                assert len(profile.samples()) == 4
+        assert run(pair).status == "current"
+        assert len(published(pair)) == before + 1
