@@ -92,8 +92,7 @@ def why_stale(
     for name, version in (header["strategies"] or {}).items():
         if now.strategies.get(name, version) != version:
             found.append(Reason("strategy", f"{name} was version {version}, is {now.strategies[name]}"))
-    age = (at or datetime.now(UTC)) - _made_at(header)
-    if max_age is not None and age > max_age:
+    if max_age is not None and (age := (at or datetime.now(UTC)) - _made_at(header)) > max_age:
         found.append(Reason("age", f"it is {age.days} days old"))
     return found
 
