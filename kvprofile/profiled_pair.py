@@ -17,7 +17,7 @@ from kvprofile.models.loading import LoadedModel, load_pair
 from kvprofile.recipe import Recipe, load_recipe, with_options
 from kvprofile.run import Progress, end_ids_of
 from kvprofile.scoring import BUILT_IN, Metric, metric
-from kvprofile.store.reader import Profile, parse_json
+from kvprofile.store.reader import RECIPE_FILE, Profile, parse_json
 
 
 class ProfiledPair(NamedTuple):
@@ -90,7 +90,7 @@ def profile_recipe(profile: Profile) -> Recipe:
     with suppress(OSError, ValueError, KeyError, TypeError):
         folder = parse_json((profile.folder / "environment.json").read_bytes())["recipe_folder"]
     known = isinstance(folder, str) and Path(folder).is_dir()
-    return load_recipe(str(profile.folder / "recipe.yaml"), Path(folder) if known else None)
+    return load_recipe(str(profile.folder / RECIPE_FILE), Path(folder) if known else None)
 
 
 def profile_metrics(recipe: Recipe) -> dict[Source, list[Metric]]:

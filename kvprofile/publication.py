@@ -32,6 +32,7 @@ from kvprofile.models.machine import cpu_name
 from kvprofile.recipe import to_yaml
 from kvprofile.run import Portion, Run, datasets_of, metrics_of, read_part
 from kvprofile.search import Removed
+from kvprofile.store.reader import RECIPE_FILE
 from kvprofile.store.schema import FORMAT_VERSION, SAMPLES, SEARCH
 from kvprofile.store.writer import write_table
 
@@ -80,7 +81,7 @@ def write_profile(
     write_table(_samples_table(run), folder / "samples.parquet")
     if run.search == "adaptive":
         write_table(_search_table(removed), folder / "search.parquet")
-    (folder / "recipe.yaml").write_text(to_yaml(run.recipe), "utf-8")
+    (folder / RECIPE_FILE).write_text(to_yaml(run.recipe), "utf-8")
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from kvprofile.errors import BadInput
 from kvprofile.identity import FINGERPRINTS
-from kvprofile.recipe import Recipe
-from kvprofile.store.reader import Profile
+from kvprofile.recipe import Recipe, load_recipe
+from kvprofile.store.reader import RECIPE_FILE, Profile
 from kvprofile.store.schema import FORMAT_VERSION
 
 
@@ -85,7 +85,7 @@ def why_stale(
     found = [*_of_models(header, now), *_of_data(header, now)]
     if (made_by := header.get("migrated_from")) is not None:
         found.append(Reason("format", f"it was made by format {made_by}; {FORMAT_VERSION} records more"))
-    if header["recipe_sha256"] != now.recipe_sha256:
+    if _recipe_sha256(profile) != now.recipe_sha256:
         found.append(Reason("recipe", "the recipe has other settings than it was made by"))
     if differing := sorted(set(now.metrics) ^ set(header["metrics"])):
         found.append(Reason("metric", f"scored otherwise now: {', '.join(differing)}"))
@@ -119,6 +119,14 @@ def _of_data(header: Mapping[str, Any], now: Present) -> list[Reason]:
         elif one != {key: recorded[one["name"]][key] for key in one}:
             found.append(Reason("data", f"the records of {one['name']} changed"))
     return found
+
+
+def _recipe_sha256(profile: Profile) -> str:
+    """Returns the hash of a profile's recipe as a recipe of today, whose newer settings have their defaults."""
+    try:
+        return load_recipe(str(profile.folder / RECIPE_FILE)).sha256()
+    except (BadInput, OSError):
+        return str(profile.header["recipe_sha256"])
 
 
 def _made_at(header: Mapping[str, Any]) -> datetime:

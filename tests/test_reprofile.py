@@ -19,7 +19,7 @@ from kvprofile.cli import main
 from kvprofile.errors import BadInput, Interrupted
 from kvprofile.identity import FINGERPRINTS
 from kvprofile.limits import parse_loss
-from kvprofile.recipe import load_recipe
+from kvprofile.recipe import load_recipe, with_options
 from kvprofile.reprofile import Outcome, known_groups, reprofile
 from kvprofile.staleness import Present, why_stale
 from kvprofile.store.reader import Profile, load, rejection, versions
@@ -83,6 +83,14 @@ class TestWhyStale:
         assert self.reasons(profile, strategies={**held, "layer_group": 2}) == ["strategy"]
         assert self.reasons(profile, strategies={**held, "of_tomorrow": 1}) == [], "none of its plans was measured"
         assert self.reasons(profile, recipe_sha256="9" * 64) == ["recipe"]
+
+    def test_settings_that_the_recipe_did_not_have_yet_change_nothing(self, profile: Profile) -> None:
+        recipe = {"sender": "a", "receiver": "b", "data": [{"dataset": "hotpotqa", "task": "qa"}]}
+        (profile.folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+        now = load_recipe(str(profile.folder / "recipe.yaml"))
+        assert now.sha256() != profile.header["recipe_sha256"]
+        assert self.reasons(profile, recipe_sha256=now.sha256()) == []
+        assert self.reasons(profile, recipe_sha256=with_options(now, seed=1).sha256()) == ["recipe"]
 
     def test_age(self, profile: Profile) -> None:
         assert self.reasons(profile, timedelta(days=29)) == ["age"]
