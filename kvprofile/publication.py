@@ -18,6 +18,7 @@ from kvprofile import __version__
 from kvprofile.analysis.choice import REFERENCE_ARMS
 from kvprofile.analysis.loss import BOUND_METHOD
 from kvprofile.analysis.profile_table import PlanCost, Source, build_profile_rows
+from kvprofile.cost.layer_times import LayerTiming
 from kvprofile.cost.prefill import ModelShape, e_bytes_per_token, kv_bytes_per_token, prefill_flops
 from kvprofile.cost.timing import Timing
 from kvprofile.engine.gates import Numerics
@@ -32,7 +33,7 @@ from kvprofile.models.machine import cpu_name
 from kvprofile.recipe import to_yaml
 from kvprofile.run import Portion, Run, read_part
 from kvprofile.search import Removed
-from kvprofile.store.schema import FORMAT_VERSION, SAMPLES, SEARCH
+from kvprofile.store.schema import FORMAT_VERSION, SAMPLES, SEARCH, TIMINGS
 from kvprofile.store.writer import write_table
 
 
@@ -40,6 +41,7 @@ def write_profile(
     run: Run,
     numerics: Numerics,
     timings: Sequence[Timing],
+    layer_timings: Sequence[LayerTiming],
     portions: Sequence[Portion],
     removed: Sequence[Removed],
     folder: Path,
@@ -51,6 +53,7 @@ def write_profile(
         run: The run.
         numerics: What its gates found.
         timings: Measured prefills.
+        layer_timings: Measured layers.
         portions: All that was measured.
         removed: What an adaptive search left out.
         folder: An empty folder.
@@ -76,6 +79,8 @@ def write_profile(
     write_table(rows, folder / "profile.parquet", header)
     write_table(measurements, folder / "measurements.parquet", header)
     write_table(_samples_table(run), folder / "samples.parquet")
+    held = pa.Table.from_pylist([timing._asdict() for timing in layer_timings], schema=TIMINGS)
+    write_table(held, folder / "timings.parquet", header)
     if run.recipe.search == "adaptive":
         write_table(_search_table(removed), folder / "search.parquet")
     (folder / "recipe.yaml").write_text(to_yaml(run.recipe), "utf-8")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
+from kvprofile.errors import BadInput, did_you_mean
 from kvprofile.layers import LayerRange
 
 Mode = Literal["load_all", "load_reused", "overlapped"]
@@ -17,12 +18,15 @@ Mode = Literal["load_all", "load_reused", "overlapped"]
 `overlapped`: E first, recompute as soon as it is there, K/V meanwhile in the order in which the suffix reads them."""
 MODES: tuple[Mode, ...] = get_args(Mode)
 
+GBPS = 125_000.0
+"""Bytes per millisecond of 1 Gbit/s."""
+
 
 class Link(NamedTuple):
     """What caches travel through.
 
     Attributes:
-        bytes_per_ms: Bandwidth; 1 Gbit/s is 125 000.
+        bytes_per_ms: Bandwidth; see `GBPS`.
         latency_ms: Before the first byte of a request; what follows comes without a gap.
     """
 
@@ -77,6 +81,18 @@ class Step(NamedTuple):
     ends_ms: float
 
 
+def parse_mode(text: str) -> Mode:
+    """Returns the mode of that name.
+
+    Raises:
+        BadInput: If there is none.
+    """
+    for mode in MODES:
+        if mode == text:
+            return mode
+    raise BadInput(f'there is no mode "{text[:40]}"{did_you_mean(text, MODES)}; modes are {", ".join(MODES)}')
+
+
 def timeline(requests: Sequence[Request], link: Link, mode: Mode) -> list[Step]:
     """Returns every step of the requests, which are served in the given order.
 
@@ -127,4 +143,4 @@ def _moves(request: Request, mode: Mode) -> list[tuple[Literal["e", "kv"], int, 
         for layer, cost in enumerate(request.layers)
         if mode == "load_all" or not group.start <= layer < group.stop
     ]
-    return [*e, *kv]
+    return [move for move in (*e, *kv) if move[2] > 0]  # nothing to ship waits for no latency
