@@ -80,7 +80,7 @@ def bandwidth_text(gbps: float) -> str:
 
 def duration_text(ms: float) -> str:
     """Returns a duration such as `0.42 ms`, `812 ms` or `12.3 s`."""
-    if ms < 1000:
+    if ms < 999.5:
         return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
     return f"{ms / 1000:.0f} s" if ms >= 100_000 else f"{ms / 1000:.3g} s"
 
