@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,7 +20,8 @@ from kvprofile.layers import LayerRange
 
 WARM_UP = 1
 REPEATS = 5
-LAYER_REPEATS = 3
+LAYER_REPEATS = 5
+LAYER_SECONDS = 15.0
 LENGTHS = 4
 
 
@@ -65,41 +66,54 @@ def time_layers(
 ) -> list[LayerTiming]:
     """Returns what every layer takes to recompute a context and to read a suffix behind it, at each length.
 
-    Lengths take turns in every round, as groups do in `time_prefills`; the first rounds warm up.
+    Lengths take turns in every round, as groups do in `time_prefills`. There are at most `LAYER_REPEATS` rounds, and after the
+    first none that would end beyond `LAYER_SECONDS`. A CPU warms up on the shortest length, which others do on every one.
 
     Args:
         receiver: The model.
         token_ids: A context at least as long as the longest length; it is cut to each.
-        lengths: Context lengths.
+        lengths: Context lengths, shortest first.
         suffix: T ids.
     """
-    recompute: dict[tuple[int, int | None], list[float]] = {}
-    read: dict[tuple[int, int | None], list[float]] = {}
-    given = torch.tensor([list(suffix)])
-    for round_number in range(WARM_UP + LAYER_REPEATS):
+    begun = time.perf_counter()
+    for length in lengths[:1] if receiver.model.device.type == "cpu" else lengths:
+        _time_passes(receiver, token_ids[:length], suffix)
+    runs: dict[int, list[_Passes]] = {length: [] for length in lengths}
+    for _ in range(LAYER_REPEATS):
+        round_begun = time.perf_counter()
         for length in lengths:
-            with layer_clock(receiver) as clock:
-                kv = receiver.recompute(token_ids[:length], receiver.all_layers, None)
-            cache = prefilled_cache(kv)
-            with layer_clock(receiver) as behind:
-                receiver.logits(given, cache, keep=1)
-            if round_number >= WARM_UP:
-                for held, run in ((recompute, clock), (read, behind)):
-                    for layer, ms in run.milliseconds().items():
-                        held.setdefault((length, layer), []).append(ms)
+            runs[length].append(_time_passes(receiver, token_ids[:length], suffix))
+        now = time.perf_counter()
+        if now - begun + (now - round_begun) > LAYER_SECONDS:
+            break
     return [
         LayerTiming(
             length,
             len(suffix),
             layer,
-            None if layer is None else statistics.median(recompute[length, layer]),
-            statistics.median(times),
-            len(times),
+            None if layer is None else statistics.median(one.recompute[layer] for one in held),
+            statistics.median(one.read[layer] for one in held),
+            len(held),
         )
-        for (length, layer), times in sorted(
-            read.items(), key=lambda one: (one[0][0], one[0][1] is None, one[0][1] or 0)
-        )
+        for length, held in runs.items()
+        for layer in (*range(len(receiver.layers)), None)
     ]
+
+
+class _Passes(NamedTuple):
+    """Milliseconds by layer, and outside the layers under None, of a context's pass and of the suffix's behind it."""
+
+    recompute: dict[int | None, float]
+    read: dict[int | None, float]
+
+
+def _time_passes(receiver: Decoder, context: Sequence[int], suffix: Sequence[int]) -> _Passes:
+    with layer_clock(receiver) as recomputing:
+        kv = receiver.recompute(context, receiver.all_layers, None)
+    cache = prefilled_cache(kv)
+    with layer_clock(receiver) as reading:
+        receiver.logits(torch.tensor([list(suffix)]), cache, keep=1)
+    return _Passes(recomputing.milliseconds(), reading.milliseconds())
 
 
 class _Clock:

@@ -64,7 +64,7 @@ def wire_drawing(block: Block, times: LayerTimes, palette: Palette = STAND_INS) 
     axes.set_xlim(gbps[0], gbps[-1])
     axes.set_ylim(0, top)
     axes.tick_params(which="minor", color=palette.line)
-    axes.set_xlabel("bandwidth, Gbit/s (circles: break-even)")
+    axes.set_xlabel("bandwidth, Gbit/s (dots: break-even)")
     axes.set_ylabel("time to first token, ms")
     figure.legend(fontsize=7, frameon=False, loc="outside upper center", ncols=4, labelcolor=palette.ink)
     title = f"Time to first token over bandwidth, contexts of {tokens} tokens"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvprofile.engine.decoder import Decoder
-from kvprofile.engine.timing import LAYER_REPEATS, WARM_UP, layer_clock, lengths_to_time, time_layers
+from kvprofile.engine.timing import LAYER_REPEATS, layer_clock, lengths_to_time, time_layers
 from tests.engine.architectures import LAYERS, VOCABULARY, tiny_decoder
 
 CONTEXT = torch.randint(3, VOCABULARY, (40,), generator=torch.Generator().manual_seed(2)).tolist()
@@ -47,8 +47,24 @@ def test_every_layer_is_timed_at_every_length(receiver: Decoder, monkeypatch: py
     assert all(one.read_ms >= 0 for one in found)
     assert all((one.recompute_ms is None) == (one.layer is None) for one in found)
     a_round = [("context", 10, 0), ("suffix", 3, 10), ("context", 40, 0), ("suffix", 3, 40)]
-    assert passes == a_round * (WARM_UP + LAYER_REPEATS)
+    assert passes == a_round[:2] + a_round * LAYER_REPEATS
     assert hooks(receiver) == 0
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.5, 5), (1.0, 3), (1.5, 2), (2.0, 1), (50.0, 1)])
+def test_slow_models_have_fewer_rounds(
+    receiver: Decoder, monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int
+) -> None:
+    """Every pass takes so many seconds, of two in the warm-up and four in a round, against 15 s in all."""
+    now = [0.0]
+    monkeypatch.setattr("kvprofile.engine.timing.time.perf_counter", lambda: now[0])
+    slow = receiver.layers[0].self_attn.register_forward_hook(  # type: ignore[union-attr, operator]
+        lambda *_: now.__setitem__(0, now[0] + seconds)
+    )
+    found = time_layers(receiver, CONTEXT, [10, 40], SUFFIX)
+    slow.remove()
+    assert {one.repeats for one in found} == {rounds}
+    assert {one.recompute_ms for one in found if one.layer == 0} == {1000 * seconds}
 
 
 def test_a_layers_time_is_its_own_and_the_rest_is_outside(receiver: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
