@@ -79,8 +79,6 @@ def write_profile(
     write_table(rows, folder / "profile.parquet", header)
     write_table(measurements, folder / "measurements.parquet", header)
     write_table(_samples_table(run), folder / "samples.parquet")
-    held = pa.Table.from_pylist([timing._asdict() for timing in layer_timings], schema=TIMINGS)
-    write_table(held, folder / "timings.parquet", header)
     if run.recipe.search == "adaptive":
         write_table(_search_table(removed), folder / "search.parquet")
     (folder / "recipe.yaml").write_text(to_yaml(run.recipe), "utf-8")
@@ -101,6 +99,8 @@ def write_profile(
         "boundary_moved": sum(s.boundary_moved for s in run.samples),
     }
     (folder / "environment.json").write_text(json.dumps(environment, indent=2), "utf-8")
+    timed = pa.Table.from_pylist([timing._asdict() for timing in layer_timings], schema=TIMINGS)
+    write_table(timed, folder / "timings.parquet", header)
 
 
 def _search_table(removed: Sequence[Removed]) -> pa.Table:

@@ -116,7 +116,7 @@ def _time_passes(receiver: Decoder, context: Sequence[int], suffix: Sequence[int
     return _Passes(recomputing.milliseconds(), reading.milliseconds())
 
 
-class _Clock:
+class LayerClock:
     """Marks of one pass: of CUDA events where one GPU holds the model, else of a clock that waits for all devices."""
 
     def __init__(self, devices: Collection[torch.device], layers: int) -> None:
@@ -155,9 +155,9 @@ class _Clock:
 
 
 @contextmanager
-def layer_clock(model: Decoder) -> Iterator[_Clock]:
+def layer_clock(model: Decoder) -> Iterator[LayerClock]:
     """Takes the time of every layer in one pass of the model, which the caller runs inside; leaves no hook behind."""
-    clock = _Clock({parameter.device for parameter in model.model.parameters()}, len(model.layers))
+    clock = LayerClock({parameter.device for parameter in model.model.parameters()}, len(model.layers))
     hooks = []
     try:
         for index, layer in enumerate(model.layers):
@@ -172,7 +172,7 @@ def layer_clock(model: Decoder) -> Iterator[_Clock]:
             hook.remove()
 
 
-def _mark(clock: _Clock, layer: int, ends: bool, *_: Any) -> None:
+def _mark(clock: LayerClock, layer: int, ends: bool, *_: Any) -> None:
     clock.mark(layer, ends)
 
 

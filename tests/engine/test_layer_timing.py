@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvprofile.engine.decoder import Decoder
-from kvprofile.engine.timing import LAYER_REPEATS, layer_clock, lengths_to_time, time_layers
+from kvprofile.engine.timing import LAYER_REPEATS, LayerClock, layer_clock, lengths_to_time, time_layers
 from tests.engine.architectures import LAYERS, VOCABULARY, tiny_decoder
 
 CONTEXT = torch.randint(3, VOCABULARY, (40,), generator=torch.Generator().manual_seed(2)).tolist()
@@ -82,6 +82,32 @@ def test_a_layers_time_is_its_own_and_the_rest_is_outside(receiver: Decoder, mon
     slow.remove()
     embedding.remove()
     assert clock.milliseconds() == {**dict.fromkeys(range(LAYERS), 0.0), 1: 2000.0, None: 1000.0}
+
+
+def test_a_gpus_events_are_read_once_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events that stand for CUDA's: a layer takes 1 ms from event to event, and none may be read before the device is done."""
+    state = {"now": 0.0, "done": False}
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: str) -> None:
+            assert stream == "stream of cuda:0"
+            state.update(now=state["now"] + 1, done=False)
+            self.at = state["now"]
+
+        def elapsed_time(self, end: Event) -> float:
+            assert state["done"]
+            return end.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: state.update(done=True))
+    clock = LayerClock({torch.device("cuda:0")}, layers=2)
+    for layer, ends in ((None, False), (0, False), (0, True), (1, False), (1, True), (None, True)):
+        clock.mark(layer, ends)
+    assert clock.milliseconds() == {0: 1.0, 1: 1.0, None: 3.0}
 
 
 def test_hooks_are_gone_after_an_error(receiver: Decoder) -> None:
