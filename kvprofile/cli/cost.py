@@ -36,7 +36,7 @@ def cost(
     Times are modelled from layer times that the sweep measured. Break-even is the bandwidth above which a plan's first
     token comes before full prefill's.
     """
-    from kvprofile.cost.timeline import parse_mode
+    from kvprofile.cost.timeline import MODES, parse_mode
     from kvprofile.report.cost import Wire, cost_blocks, cost_document, print_costs
     from kvprofile.store.reader import load
     from kvprofile.units import parse_bandwidths, parse_duration, parse_tokens
@@ -44,7 +44,7 @@ def cost(
     wire, by = Wire(parse_bandwidths(bandwidth), parse_duration(latency)), parse_mode(mode)
     lengths = None if tokens is None else parse_tokens(tokens)
     loaded = load(profile)
-    blocks = cost_blocks(loaded, wire, lengths, task=task, dataset=dataset, metric=metric)
+    blocks = cost_blocks(loaded, wire, lengths, MODES if as_json else (by,), task=task, dataset=dataset, metric=metric)
     if as_json:
         print_json(cost_document(loaded, blocks, wire, by))
         return

@@ -15,7 +15,8 @@ from kvprofile.cost.timeline import GBPS, LayerCost, Link, Mode, Request, first_
 from kvprofile.errors import BadInput
 from kvprofile.layers import LayerRange
 
-_HALVINGS = 80
+_LONGEST_MS = 1e9
+_TOLERANCE = 1e-9
 
 
 class LayerTiming(NamedTuple):
@@ -54,7 +55,7 @@ class LayerTiming(NamedTuple):
             int(held["repeats"]),
         )
         times = [made.read_ms, *([] if made.recompute_ms is None else [made.recompute_ms])]
-        if (made.layer is None) != (made.recompute_ms is None) or not all(0 <= ms < math.inf for ms in times):
+        if (made.layer is None) != (made.recompute_ms is None) or not all(0 <= ms <= _LONGEST_MS for ms in times):
             raise ValueError(f"no times: {times}")
         if made.context_tokens < 1 or made.suffix_tokens < 1 or made.repeats < 1 or (made.layer or 0) < 0:
             raise ValueError("counts that cannot be")
@@ -267,7 +268,7 @@ def break_even_gbps(request: Request, full_ms: float, latency_ms: float, mode: M
     if shipped == 0:
         return 0.0
     early, late = 0.0, full_ms / shipped  # no later than then everything would have come
-    for _ in range(_HALVINGS):
+    while late - early > _TOLERANCE * late:
         middle = (early + late) / 2
         early, late = (early, middle) if later(middle) else (middle, late)
     return 1 / (late * GBPS)

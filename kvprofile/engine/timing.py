@@ -75,6 +75,8 @@ def time_layers(
         lengths: Context lengths, shortest first.
         suffix: T ids.
     """
+    if len(token_ids) < lengths[-1]:
+        raise ValueError(f"a context of {len(token_ids)} tokens cannot be cut to {lengths[-1]}")
     begun = time.perf_counter()
     for length in lengths[:1] if receiver.model.device.type == "cpu" else lengths:
         _time_passes(receiver, token_ids[:length], suffix)

@@ -76,13 +76,16 @@ def layer_times(profile: Profile) -> LayerTimes | None:
     return None if table is None else LayerTimes.from_rows(table.to_pylist())
 
 
-def cost_blocks(profile: Profile, wire: Wire, tokens: Sequence[int] | None, **only: Any) -> list[CostBlock]:
+def cost_blocks(
+    profile: Profile, wire: Wire, tokens: Sequence[int] | None, modes: Sequence[Mode] = MODES, **only: Any
+) -> list[CostBlock]:
     """Returns the costs of the frontier's plans, full reuse and full prefill per task and dataset.
 
     Args:
         profile: The profile.
         wire: The link.
         tokens: Context lengths; the median of each block's contexts if None.
+        modes: Those wanted.
         only: As for `frontier_blocks`: `task`, `dataset`, `metric`.
 
     Raises:
@@ -96,17 +99,17 @@ def cost_blocks(profile: Profile, wire: Wire, tokens: Sequence[int] | None, **on
     blocks = []
     for block in frontier_blocks(profile, **only):
         lengths = tokens or [median_tokens(block)]
-        blocks.append(CostBlock(block, {length: wire_costs(block, times, length, wire) for length in lengths}))
+        blocks.append(CostBlock(block, {length: wire_costs(block, times, length, wire, modes) for length in lengths}))
     return blocks
 
 
-def wire_costs(block: Block, times: LayerTimes, tokens: int, wire: Wire) -> list[WireCost]:
+def wire_costs(block: Block, times: LayerTimes, tokens: int, wire: Wire, modes: Sequence[Mode]) -> list[WireCost]:
     """Returns the costs of full reuse, the frontier's plans and full prefill, by recompute."""
     arms = [block.arms[name] for name in ("full_reuse", "full_prefill") if name in block.arms]
     rows = {plan_key(row): row for row in (*arms, *block.frontier)}
     layer_bytes = kv_bytes_per_layer(block.rows)
     ordered = sorted(rows.values(), key=lambda row: (row["strategy"] == "full_prefill", row["recompute_fraction"]))
-    return [_wire_cost(row, layer_bytes, times, tokens, wire) for row in ordered]
+    return [_wire_cost(row, layer_bytes, times, tokens, wire, modes) for row in ordered]
 
 
 def median_tokens(block: Block) -> int:
@@ -122,17 +125,19 @@ def median_tokens(block: Block) -> int:
     return int(median)
 
 
-def _wire_cost(row: Row, layer_bytes: Sequence[int], times: LayerTimes, tokens: int, wire: Wire) -> WireCost:
+def _wire_cost(
+    row: Row, layer_bytes: Sequence[int], times: LayerTimes, tokens: int, wire: Wire, modes: Sequence[Mode]
+) -> WireCost:
     kv_bytes, e_bytes = (tokens * (row[name] or 0) for name in ("kv_bytes_per_token", "e_bytes_per_token"))
     if reason := not_timed(row):
         return WireCost(row, kv_bytes, e_bytes, None, None, reason)
     request = request_of(row, layer_bytes, times, tokens)
     links = [Link(gbps * GBPS, wire.latency_ms) for gbps in wire.gbps]
-    first = {mode: tuple(first_tokens_ms([request], link, mode)[0] for link in links) for mode in MODES}
+    first = {mode: tuple(first_tokens_ms([request], link, mode)[0] for link in links) for mode in modes}
     if row["strategy"] == "full_prefill":
         return WireCost(row, kv_bytes, e_bytes, first, None, None)
     (full_ms,) = first_tokens_ms([full_prefill_request(times, tokens)], Link(GBPS), "overlapped")
-    even = {mode: break_even_gbps(request, full_ms, wire.latency_ms, mode) for mode in MODES}
+    even = {mode: break_even_gbps(request, full_ms, wire.latency_ms, mode) for mode in modes}
     return WireCost(row, kv_bytes, e_bytes, first, even, None)
 
 

@@ -41,9 +41,9 @@ def wire_drawing(block: Block, times: LayerTimes, palette: Palette = STAND_INS) 
     tokens = median_tokens(block)
     if not times.lengths[0] <= tokens <= times.lengths[-1]:
         return None
-    even = [cost.break_even[_MODE] for cost in wire_costs(block, times, tokens, Wire(())) if cost.break_even]
+    even = [cost.break_even[_MODE] for cost in wire_costs(block, times, tokens, Wire(()), (_MODE,)) if cost.break_even]
     gbps = _grid(value for value in even if value)
-    costs = [cost for cost in wire_costs(block, times, tokens, Wire(gbps)) if cost.first_token_ms]
+    costs = [cost for cost in wire_costs(block, times, tokens, Wire(gbps), (_MODE,)) if cost.first_token_ms]
     figure, axes = canvas(palette)
     (full,) = [_curve(cost)[0] for cost in costs if cost.row["strategy"] == "full_prefill"] or [0.0]
     top = 1.1 * max(1.6 * full, *(_curve(cost)[-1] for cost in costs))

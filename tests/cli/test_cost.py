@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from kvprofile.cli import app
 from kvprofile.errors import BadInput
 from kvprofile.layers import layer_params, set_params
+from kvprofile.report.cost import Wire, cost_blocks, print_costs
+from kvprofile.store.reader import load
 from tests.profile_factory import add_timings, layer_timings, publish_profile
 
 HOSTILE = "[red]x[/red]\x1b[2J"
@@ -84,6 +88,17 @@ def test_the_table_shows_the_chosen_mode(folder: Path) -> None:
     assert re.search(r"^full_reuse .* 153.6 kB +0 B .* \d+ Mbps$", output, re.MULTILINE)
     assert re.search(r"^full_prefill .* 0 B +0 B +9.25 ms +–$", output, re.MULTILINE)
     assert f"profile: {folder}" in output
+
+
+def test_a_narrow_terminal_leaves_out_the_bytes(folder: Path) -> None:
+    profile, wire = load(folder), Wire((1.0,), 0.0)
+    shown = {}
+    for width in (80, 120):
+        console = Console(file=io.StringIO(), force_terminal=True, width=width)
+        print_costs(console, profile, cost_blocks(profile, wire, None, ("overlapped",)), wire, "overlapped")
+        shown[width] = console.file.getvalue()  # type: ignore[attr-defined]
+    assert ["153.6 kB" in shown[width] for width in (80, 120)] == [False, True]
+    assert ["in a wider terminal" in shown[width] for width in (80, 120)] == [True, False]
 
 
 def test_latency_beyond_full_prefill_breaks_even_nowhere(folder: Path) -> None:

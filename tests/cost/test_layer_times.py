@@ -111,6 +111,7 @@ def test_the_right_two_lengths_are_taken() -> None:
         lambda rows: rows[0].update(read_ms=None),
         lambda rows: rows[0].update(read_ms=-1.0),
         lambda rows: rows[0].update(read_ms=float("inf")),
+        lambda rows: rows[0].update(read_ms=1e300),
         lambda rows: rows[0].update(suffix_tokens=11),
         lambda rows: rows[0].update(repeats=0),
         lambda rows: rows[0].update(context_tokens=None),
