@@ -7,31 +7,32 @@ from collections.abc import Mapping
 
 from kvprofile.errors import BadInput
 
-_GBPS = {
-    **{f"{letter}bps": size for letter, size in (("M", 1e-3), ("G", 1.0), ("T", 1e3), ("m", 1e-3), ("g", 1.0))},
-    **{f"{letter}bit/s": size for letter, size in (("M", 1e-3), ("G", 1.0), ("T", 1e3))},
-    **{f"{letter}B/s": 8 * size for letter, size in (("M", 1e-3), ("G", 1.0), ("T", 1e3))},
+_BYTES_PER_MS = {
+    f"{letter}{unit}": size / share
+    for letter, size in (("k", 1.0), ("M", 1e3), ("G", 1e6), ("T", 1e9))
+    for unit, share in (("bps", 8), ("bit/s", 8), ("B/s", 1))
 }
 _MS = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3}
-_SMALLEST_GBPS, _LARGEST_GBPS = 1e-6, 1e6
+_LEAST, _MOST = 0.125, 1e12
+"""Bytes per millisecond."""
 _LONGEST_MS = 1e7
 _MOST_TOKENS = 10**8
 
 
 def parse_bandwidth(text: str) -> float:
-    """Returns the Gbit/s of a bandwidth such as `10Gbps`, `500 Mbps` or `25GB/s`.
+    """Returns the bytes per millisecond of a bandwidth such as `10Gbps`, `500 Mbit/s` or `25GB/s`.
 
     Raises:
-        BadInput: If the unit is missing or the bandwidth is not between 1e-6 and 1e6 Gbit/s.
+        BadInput: If the unit is missing or the bandwidth is not between 1 kbps and 1 PB/s.
     """
-    gbps = _value(text, _GBPS, "a bandwidth", "Gbps (bits) or {0}GB/s (bytes)", "10Gbps or 25GB/s")
-    if not _SMALLEST_GBPS <= gbps <= _LARGEST_GBPS:
-        raise BadInput(f"{text[:40]!r} is not a bandwidth between 1e-6 and 1e6 Gbps; write 10Gbps or 25GB/s")
-    return gbps
+    value = _value(text, _BYTES_PER_MS, "a bandwidth", "Gbps (bits) or {0}GB/s (bytes)", "10Gbps or 25GB/s")
+    if not _LEAST <= value <= _MOST:
+        raise BadInput(f"{text[:40]!r} is not a bandwidth between 1 kbps and 1 PB/s; write 10Gbps or 25GB/s")
+    return value
 
 
 def parse_bandwidths(text: str) -> tuple[float, ...]:
-    """Returns the Gbit/s of bandwidths such as `1,10,100Gbps`: a unit is also that of the numbers before it.
+    """Returns the bytes per millisecond of bandwidths such as `1,10,100Gbps`: a unit is also that of the numbers before it.
 
     Raises:
         BadInput: As `parse_bandwidth`.
@@ -45,15 +46,15 @@ def parse_bandwidths(text: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(reversed(found)))
 
 
-def parse_duration(text: str) -> float:
-    """Returns the milliseconds of a duration such as `1ms`, `200us` or `0.5 s`.
+def parse_milliseconds(text: str) -> float:
+    """Returns the milliseconds of a time such as `1ms`, `200us` or `0.5 s`.
 
     Raises:
-        BadInput: If the unit is missing or the duration is not between 0 and 1e4 s.
+        BadInput: If the unit is missing or the time is not between 0 and 1e4 s.
     """
-    ms = _value(text, _MS, "a duration", "ms or {0}s", "1ms or 200us")
+    ms = _value(text, _MS, "a time", "ms or {0}s", "1ms or 200us")
     if ms > _LONGEST_MS:
-        raise BadInput(f"{text[:40]!r} is not a duration between 0 and 1e4 s; write 1ms or 200us")
+        raise BadInput(f"{text[:40]!r} is not a time between 0 and 1e4 s; write 1ms or 200us")
     return ms
 
 
@@ -72,14 +73,14 @@ def parse_tokens(text: str) -> tuple[int, ...]:
 
 
 def bandwidth_text(gbps: float) -> str:
-    """Returns a bandwidth such as `10 Gbps` or `250 Mbps`."""
+    """Returns a bandwidth in Gbit/s as `10 Gbps` or `250 Mbps`."""
     unit, size = ("Gbps", 1.0) if gbps >= 1 else ("Mbps", 1e-3)
     value = gbps / size
     return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def duration_text(ms: float) -> str:
-    """Returns a duration such as `0.42 ms`, `812 ms` or `12.3 s`."""
+    """Returns milliseconds such as `0.42 ms`, `812 ms` or `12.3 s`."""
     if ms < 999.5:
         return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
     return f"{ms / 1000:.0f} s" if ms >= 100_000 else f"{ms / 1000:.3g} s"

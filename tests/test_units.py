@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from kvprofile.cost.timeline import GBPS
 from kvprofile.errors import BadInput
 from kvprofile.units import (
     bandwidth_text,
     duration_text,
     parse_bandwidth,
     parse_bandwidths,
-    parse_duration,
+    parse_milliseconds,
     parse_tokens,
 )
 
@@ -18,7 +19,7 @@ from kvprofile.units import (
     [
         ("10Gbps", 10),
         (" 2.5 Gbps ", 2.5),
-        ("10gbps", 10),
+        ("80kbps", 8e-5),
         ("10Gbit/s", 10),
         ("500Mbps", 0.5),
         ("1.6Tbps", 1600),
@@ -28,11 +29,25 @@ from kvprofile.units import (
     ],
 )
 def test_bandwidths(text: str, gbps: float) -> None:
-    assert parse_bandwidth(text) == pytest.approx(gbps)
+    assert parse_bandwidth(text) == pytest.approx(gbps * GBPS)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "fast", "10GBps", "10 G", "-1Gbps", "1e3Gbps", "nanGbps", "١Gbps", "0Gbps", "9999999Gbps"]
+    "text",
+    [
+        "",
+        "fast",
+        "10GBps",
+        "10gbps",
+        "1mbps",
+        "10 G",
+        "-1Gbps",
+        "1e3Gbps",
+        "nanGbps",
+        "١Gbps",
+        "0Gbps",
+        "9999999999Gbps",
+    ],
 )
 def test_what_is_no_bandwidth_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="write 10Gbps or 25GB/s"):
@@ -45,26 +60,26 @@ def test_a_number_without_a_unit_is_told_so() -> None:
     with pytest.raises(BadInput, match="'100' has no unit"):
         parse_bandwidths("1Gbps,100")
     with pytest.raises(BadInput, match="'5' has no unit; write 5ms or 5s"):
-        parse_duration("5")
+        parse_milliseconds("5")
 
 
 def test_a_unit_is_also_that_of_the_numbers_before_it() -> None:
-    assert parse_bandwidths("1,10,100,200Gbps") == (1, 10, 100, 200)
-    assert parse_bandwidths("500Mbps, 1 ,10 Gbps,1GB/s") == (0.5, 1, 10, 8)
-    assert parse_bandwidths("10Gbps,10000Mbps,1Gbps") == (10, 1)
+    assert parse_bandwidths("1,10,100,200Gbps") == tuple(gbps * GBPS for gbps in (1, 10, 100, 200))
+    assert parse_bandwidths("500Mbps, 1 ,10 Gbps,1GB/s") == tuple(gbps * GBPS for gbps in (0.5, 1, 10, 8))
+    assert parse_bandwidths("10Gbps,10000Mbps,1Gbps") == (10 * GBPS, GBPS)
     with pytest.raises(BadInput, match="is not a bandwidth"):
         parse_bandwidths("1,,10Gbps")
 
 
 @pytest.mark.parametrize(("text", "ms"), [("1ms", 1), ("200us", 0.2), ("200 µs", 0.2), ("0.5s", 500), ("0ms", 0)])
 def test_durations(text: str, ms: float) -> None:
-    assert parse_duration(text) == pytest.approx(ms)
+    assert parse_milliseconds(text) == pytest.approx(ms)
 
 
 @pytest.mark.parametrize("text", ["", "1m", "-1ms", "1 ms 2", "1e3ms", "99999s"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="write 1ms or 200us"):
-        parse_duration(text)
+        parse_milliseconds(text)
 
 
 def test_token_counts() -> None:

@@ -36,12 +36,12 @@ def cost(
     Times are modelled from layer times that the sweep measured. Break-even is the bandwidth above which a plan's first
     token comes before full prefill's.
     """
-    from kvprofile.cost.timeline import MODES, parse_mode
+    from kvprofile.cost.timeline import GBPS, MODES, parse_mode
     from kvprofile.report.cost import Wire, cost_blocks, cost_document, print_costs
     from kvprofile.store.reader import load
-    from kvprofile.units import parse_bandwidths, parse_duration, parse_tokens
+    from kvprofile.units import parse_bandwidths, parse_milliseconds, parse_tokens
 
-    wire, by = Wire(parse_bandwidths(bandwidth), parse_duration(latency)), parse_mode(mode)
+    wire, by = Wire(tuple(b / GBPS for b in parse_bandwidths(bandwidth)), parse_milliseconds(latency)), parse_mode(mode)
     lengths = None if tokens is None else parse_tokens(tokens)
     loaded = load(profile)
     blocks = cost_blocks(loaded, wire, lengths, MODES if as_json else (by,), task=task, dataset=dataset, metric=metric)

@@ -18,9 +18,6 @@ Mode = Literal["load_all", "load_reused", "overlapped"]
 `overlapped`: E first, recompute as soon as it is there, K/V meanwhile in the order in which the suffix reads them."""
 MODES: tuple[Mode, ...] = get_args(Mode)
 
-GBPS = 125_000.0
-"""Bytes per millisecond of 1 Gbit/s."""
-
 
 class Link(NamedTuple):
     """What caches travel through.
@@ -81,6 +78,10 @@ class Step(NamedTuple):
     ends_ms: float
 
 
+GBPS = 125_000.0
+"""Bytes per millisecond of 1 Gbit/s."""
+
+
 def parse_mode(text: str) -> Mode:
     """Returns the mode of that name.
 
@@ -103,7 +104,7 @@ def timeline(requests: Sequence[Request], link: Link, mode: Mode) -> list[Step]:
     for number, request in enumerate(requests):
         begins = request.arrives_ms if mode == "overlapped" else max(request.arrives_ms, compute_free)
         ready: dict[int | None, float] = {}
-        moves = _moves(request, mode)
+        moves = [move for move in _moves(request, mode) if move[2] > 0]  # nothing to ship waits for no latency
         now = max(begins, link_free) + (link.latency_ms if moves else 0.0)
         for work, layer, size in moves:
             ends = now + size / link.bytes_per_ms
@@ -143,4 +144,4 @@ def _moves(request: Request, mode: Mode) -> list[tuple[Literal["e", "kv"], int, 
         for layer, cost in enumerate(request.layers)
         if mode == "load_all" or not group.start <= layer < group.stop
     ]
-    return [move for move in (*e, *kv) if move[2] > 0]  # nothing to ship waits for no latency
+    return [*e, *kv]

@@ -33,9 +33,9 @@ PROFILE_FILE = "profile.parquet"
 MEASUREMENTS_FILE = "measurements.parquet"
 SAMPLES_FILE = "samples.parquet"
 SEARCH_FILE = "search.parquet"
-TIMINGS_FILE = "timings.parquet"
 VALIDATIONS_FOLDER = "validations"
 SENSITIVITY_FOLDER = "sensitivity"
+TIMINGS_FILE = "timings.parquet"
 
 _ALWAYS = (
     *("strategy", "recomputed_layers", "total_layers", "recompute_fraction", "task", "dataset", "metric"),
