@@ -18,6 +18,7 @@ from kvprofile import __version__
 from kvprofile.analysis.choice import REFERENCE_ARMS
 from kvprofile.analysis.loss import BOUND_METHOD
 from kvprofile.analysis.profile_table import PlanCost, Source, build_profile_rows
+from kvprofile.cost.layer_times import LayerTiming
 from kvprofile.cost.prefill import ModelShape, e_bytes_per_token, kv_bytes_per_token, prefill_flops
 from kvprofile.cost.timing import Timing
 from kvprofile.engine.gates import Numerics
@@ -33,7 +34,7 @@ from kvprofile.recipe import to_yaml
 from kvprofile.run import Portion, Run, datasets_of, metrics_of, read_part
 from kvprofile.search import Removed
 from kvprofile.store.reader import RECIPE_FILE
-from kvprofile.store.schema import FORMAT_VERSION, SAMPLES, SEARCH
+from kvprofile.store.schema import FORMAT_VERSION, SAMPLES, SEARCH, TIMINGS
 from kvprofile.store.writer import write_table
 
 
@@ -41,6 +42,7 @@ def write_profile(
     run: Run,
     numerics: Numerics,
     timings: Sequence[Timing],
+    layer_timings: Sequence[LayerTiming],
     portions: Sequence[Portion],
     removed: Sequence[Removed],
     folder: Path,
@@ -53,6 +55,7 @@ def write_profile(
         run: The run.
         numerics: What its gates found.
         timings: Measured prefills.
+        layer_timings: Measured layers.
         portions: All that was measured.
         removed: What an adaptive search left out.
         folder: An empty folder.
@@ -99,6 +102,8 @@ def write_profile(
         "boundary_moved": sum(s.boundary_moved for s in run.samples),
     }
     (folder / "environment.json").write_text(json.dumps(environment, indent=2), "utf-8")
+    timed = pa.Table.from_pylist([timing._asdict() for timing in layer_timings], schema=TIMINGS)
+    write_table(timed, folder / "timings.parquet", header)
 
 
 def _search_table(removed: Sequence[Removed]) -> pa.Table:

@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from kvprofile.cost.layer_times import LayerTiming
 from kvprofile.cost.timing import Timing
 from kvprofile.data.prompts import Sample
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.executor import answer_plans
 from kvprofile.engine.gates import Numerics, check_gates
 from kvprofile.engine.reference import greedy
-from kvprofile.engine.timing import spread_of_groups, time_prefills
+from kvprofile.engine.timing import lengths_to_time, spread_of_groups, time_layers, time_prefills
 from kvprofile.layers import LayerRange
 from kvprofile.measurement import Scoring, measurement_table
 from kvprofile.publication import write_profile
@@ -82,6 +83,7 @@ class _Checked(NamedTuple):
 
     numerics: Numerics
     timings: list[Timing]
+    layer_timings: list[LayerTiming]
 
 
 def _gates_and_timings(run: Run, progress: Progress) -> _Checked:
@@ -89,7 +91,11 @@ def _gates_and_timings(run: Run, progress: Progress) -> _Checked:
     kept = run.work / "checked.json"
     try:
         held = json.loads(kept.read_text("utf-8"))
-        return _Checked(Numerics(**held["numerics"]), [Timing.from_dict(timing) for timing in held["timings"]])
+        return _Checked(
+            Numerics(**held["numerics"]),
+            [Timing.from_dict(timing) for timing in held["timings"]],
+            [LayerTiming.from_dict(timing) for timing in held["layer_timings"]],
+        )
     except (OSError, ValueError, TypeError, KeyError):  # not there, or torn by a crash of the machine: measured again
         pass
     progress.say("checking that the engine is exact on this pair")
@@ -105,11 +111,28 @@ def _gates_and_timings(run: Run, progress: Progress) -> _Checked:
     groups = [plan.range for plan in run.plans if plan.range]
     spread = spread_of_groups(groups, len(run.readers.receiver.layers))
     timings = time_prefills(run.readers.receiver, caches.sender_capture, spread)
+    del caches  # the longest context needs the room
+    layer_timings = _layer_timings(run, progress)
     temporary = kept.with_suffix(".tmp")
-    document = {"numerics": numerics._asdict(), "timings": [timing.as_dict() for timing in timings]}
+    document = {
+        "numerics": numerics._asdict(),
+        "timings": [timing.as_dict() for timing in timings],
+        "layer_timings": [timing._asdict() for timing in layer_timings],
+    }
     temporary.write_text(json.dumps(document), "utf-8")
     temporary.replace(kept)
-    return _Checked(numerics, timings)
+    return _Checked(numerics, timings, layer_timings)
+
+
+def _layer_timings(run: Run, progress: Progress) -> list[LayerTiming]:
+    """Times every layer on the longest context, cut to a few lengths, and on the suffix of median length."""
+    longest = max(run.samples, key=lambda s: len(s.context_token_ids))
+    median = sorted(run.samples, key=lambda s: len(s.suffix_token_ids))[len(run.samples) // 2]
+    # The longest context may reach to the models' last position but for its own suffix and answer.
+    suffix = median.suffix_token_ids[: len(longest.suffix_token_ids) + longest.max_new_tokens]
+    lengths = lengths_to_time([len(s.context_token_ids) for s in run.samples])
+    progress.say(f"timing layers at contexts of {', '.join(map(str, lengths))} tokens")
+    return time_layers(run.readers.receiver, longest.context_token_ids, lengths, suffix)
 
 
 class _Measured(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import multiprocessing
 import random
 import time
@@ -15,9 +16,11 @@ import pytest
 import torch
 
 from kvprofile import sweep as sweep_module
+from kvprofile.cost.layer_times import LayerTimes
 from kvprofile.engine import executor
 from kvprofile.engine.batch import Row
 from kvprofile.engine.budget import MemoryBudget
+from kvprofile.engine.timing import LAYER_REPEATS
 from kvprofile.errors import BadInput, Interrupted, OutOfMemory
 from kvprofile.recipe import load_recipe, with_options
 from kvprofile.store.reader import load
@@ -60,6 +63,28 @@ def test_every_plan_is_measured_on_every_sample(profile: Path) -> None:
     assert {row["granularity"] for row in rows if row["strategy"] == "layer_group"} == {1, 2}
     reuse = next(row for row in rows if row["strategy"] == "full_reuse")
     assert (reuse["kv_bytes_per_token"], reuse["prefill_flops"]) == (LAYERS * 2 * 2 * 8 * 4, 0)
+
+
+def test_layers_are_timed_once_up_to_the_longest_context(
+    pair: Path, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = load(profile)
+    longest = max(held.measurements()["context_tokens"].to_pylist())
+    table = held.timings()
+    assert table is not None
+    times = LayerTimes.from_rows(table.to_pylist())
+    assert (times.layers, times.lengths[-1], len(times.lengths)) == (LAYERS, longest, 4)
+    assert times.suffix_tokens in held.measurements()["suffix_tokens"].to_pylist()
+    assert set(table["repeats"].to_pylist()) == {LAYER_REPEATS}
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep_module, "publish", lambda *_: (_ for _ in ()).throw(Interrupted("stopped")))
+        with pytest.raises(Interrupted):
+            sweep(load_recipe(str(pair)), tmp_path, Silent())
+    (kept,) = tmp_path.glob("*/run-*/checked.json")
+    first = json.loads(kept.read_text("utf-8"))["layer_timings"]
+    again = load(sweep(load_recipe(str(pair)), tmp_path, Silent())).timings()
+    assert again is not None
+    assert again.to_pylist() == first, "a run that goes on keeps what it measured"
 
 
 def test_samples_let_anybody_repeat_a_measurement(profile: Path, pair: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
+from kvprofile.errors import BadInput, did_you_mean
 from kvprofile.layers import LayerRange
 
 Mode = Literal["load_all", "load_reused", "overlapped"]
@@ -22,7 +23,7 @@ class Link(NamedTuple):
     """What caches travel through.
 
     Attributes:
-        bytes_per_ms: Bandwidth; 1 Gbit/s is 125 000.
+        bytes_per_ms: Bandwidth; see `GBPS`.
         latency_ms: Before the first byte of a request; what follows comes without a gap.
     """
 
@@ -77,6 +78,22 @@ class Step(NamedTuple):
     ends_ms: float
 
 
+GBPS = 125_000.0
+"""Bytes per millisecond of 1 Gbit/s."""
+
+
+def parse_mode(text: str) -> Mode:
+    """Returns the mode of that name.
+
+    Raises:
+        BadInput: If there is none.
+    """
+    for mode in MODES:
+        if mode == text:
+            return mode
+    raise BadInput(f'there is no mode "{text[:40]}"{did_you_mean(text, MODES)}; modes are {", ".join(MODES)}')
+
+
 def timeline(requests: Sequence[Request], link: Link, mode: Mode) -> list[Step]:
     """Returns every step of the requests, which are served in the given order.
 
@@ -87,7 +104,7 @@ def timeline(requests: Sequence[Request], link: Link, mode: Mode) -> list[Step]:
     for number, request in enumerate(requests):
         begins = request.arrives_ms if mode == "overlapped" else max(request.arrives_ms, compute_free)
         ready: dict[int | None, float] = {}
-        moves = _moves(request, mode)
+        moves = [move for move in _moves(request, mode) if move[2] > 0]  # nothing to ship waits for no latency
         now = max(begins, link_free) + (link.latency_ms if moves else 0.0)
         for work, layer, size in moves:
             ends = now + size / link.bytes_per_ms

@@ -22,7 +22,7 @@ from kvprofile.scoring import BUILT_IN
 _WIDTH, _HEIGHT = 5.2, 3.6
 """Inches: small, so that texts can be read on a phone."""
 
-_SETTINGS: Any = {
+SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "kvprofile",
     "font.size": 9,
@@ -43,7 +43,7 @@ class Palette(NamedTuple):
 
 
 LIGHT = Palette(ink="#1b1f24", line="#c9ced6", soft="#8b95a3", accent="#0b62a4", warn="#b3470f")
-_STAND_INS = Palette(ink="#010201", line="#010202", soft="#010203", accent="#010204", warn="#010205")
+STAND_INS = Palette(ink="#010201", line="#010202", soft="#010203", accent="#010204", warn="#010205")
 """Colours that stand in for the theme's variables of the same name."""
 
 
@@ -78,7 +78,7 @@ def svg(drawing: Drawing, prefix: str) -> str:
     text = _rendered(drawing, "svg").decode()
     for mark in ('id="', "url(#", 'href="#'):
         text = text.replace(mark, f"{mark}{prefix}-")
-    for name, colour in zip(Palette._fields, _STAND_INS, strict=True):
+    for name, colour in zip(Palette._fields, STAND_INS, strict=True):
         text = text.replace(colour, f"var(--{name})")
     return text[text.index("<svg") :]
 
@@ -91,15 +91,25 @@ def file_bytes(drawing: Drawing, kind: str) -> bytes:
 def place(drawing: Drawing) -> dict[str, list[float]]:
     """Returns where the axes lie in the figure (shares, from the left top) and what they span, for tooltips."""
     box = drawing.axes.get_position()
-    return {
-        "box": [box.x0, 1 - box.y1, box.width, box.height],
-        "x": list(drawing.axes.get_xlim()),
-        "y": list(drawing.axes.get_ylim()),
-    }
+    (left, bottom), (right, top) = _scaled(
+        drawing.axes, list(zip(drawing.axes.get_xlim(), drawing.axes.get_ylim(), strict=True))
+    )
+    return {"box": [box.x0, 1 - box.y1, box.width, box.height], "x": [left, right], "y": [bottom, top]}
 
 
-@matplotlib.rc_context(_SETTINGS)
-def frontier_drawing(block: Block, validations: Sequence[Mapping[str, Any]], palette: Palette = _STAND_INS) -> Drawing:
+def tips(drawing: Drawing) -> list[Point]:
+    """Returns the points in what `place` says the axes span: a logarithmic axis spans logarithms."""
+    places = _scaled(drawing.axes, [(point.x, point.y) for point in drawing.points])
+    return [Point(x, y, point.text) for (x, y), point in zip(places, drawing.points, strict=True)]
+
+
+def _scaled(axes: Axes, places: Sequence[tuple[float, float]]) -> list[list[float]]:
+    scaled: list[list[float]] = axes.transScale.transform(np.array(places, dtype=float).reshape(-1, 2)).tolist()
+    return scaled
+
+
+@matplotlib.rc_context(SETTINGS)
+def frontier_drawing(block: Block, validations: Sequence[Mapping[str, Any]], palette: Palette = STAND_INS) -> Drawing:
     """Draws recompute against quality: all plans, the frontier with its intervals, the selected plan and fresh data.
 
     Args:
@@ -107,7 +117,7 @@ def frontier_drawing(block: Block, validations: Sequence[Mapping[str, Any]], pal
         validations: Of this task and metric; their losses are laid off from this profile's full prefill.
         palette: The colours.
     """
-    figure, axes = _canvas(palette)
+    figure, axes = canvas(palette)
     plans = [r for r in block.rows if r["quality"] is not None and saves(r)]
     axes.scatter(*_xy(plans), s=7, color=palette.soft, alpha=0.6, linewidths=0, label="plans")
     full = block.arms.get("full_prefill")
@@ -154,8 +164,8 @@ def frontier_drawing(block: Block, validations: Sequence[Mapping[str, Any]], pal
     return Drawing("frontier", "Recompute against quality", figure, axes, [*points, *fresh])
 
 
-@matplotlib.rc_context(_SETTINGS)
-def groups_drawing(block: Block, palette: Palette = _STAND_INS) -> Drawing | None:
+@matplotlib.rc_context(SETTINGS)
+def groups_drawing(block: Block, palette: Palette = STAND_INS) -> Drawing | None:
     """Draws every group by start and stop, the colour its loss; None if there are no groups."""
     rows = [r for r in block.rows if r["start_layer"] is not None and r["loss_points"] is not None]
     if not rows:
@@ -164,7 +174,7 @@ def groups_drawing(block: Block, palette: Palette = _STAND_INS) -> Drawing | Non
     cells = np.full((layers, layers), np.nan)
     for row in rows:
         cells[row["stop_layer"] - 1, row["start_layer"]] = row["loss_points"]
-    figure, axes = _canvas(palette)
+    figure, axes = canvas(palette)
     reach = max(1.0, float(np.nanmax(np.abs(cells))))
     mesh = axes.pcolormesh(np.ma.masked_invalid(cells), cmap="PuOr_r", vmin=-reach, vmax=reach, rasterized=layers > 40)
     bar = figure.colorbar(mesh, ax=axes, label="loss, points")
@@ -181,15 +191,15 @@ def groups_drawing(block: Block, palette: Palette = _STAND_INS) -> Drawing | Non
     return Drawing("groups", "Loss of every group of layers", figure, axes, points)
 
 
-@matplotlib.rc_context(_SETTINGS)
+@matplotlib.rc_context(SETTINGS)
 def sensitivity_drawing(
-    block: Mapping[str, Any], reverse: bool = False, palette: Palette = _STAND_INS
+    block: Mapping[str, Any], reverse: bool = False, palette: Palette = STAND_INS
 ) -> Drawing | None:
     """Draws the loss of each layer by itself, with quartiles over samples; None if nothing could be measured."""
     layers = [one for one in block["layers"] if one["loss_points"] is not None]
     if not layers:
         return None
-    figure, axes = _canvas(palette)
+    figure, axes = canvas(palette)
     for one in layers:
         colour = palette.warn if one["critical"] else palette.accent
         axes.bar(one["layer"], one["loss_points"], color=colour, width=0.7)
@@ -205,15 +215,15 @@ def sensitivity_drawing(
     return Drawing("sensitivity", "Sensitivity of each layer", figure, axes, points)
 
 
-@matplotlib.rc_context(_SETTINGS)
+@matplotlib.rc_context(SETTINGS)
 def differences_drawing(
-    title: str, samples: Sequence[tuple[str, float]], palette: Palette = _STAND_INS
+    title: str, samples: Sequence[tuple[str, float]], palette: Palette = STAND_INS
 ) -> Drawing | None:
     """Draws a plan's score less full prefill's on every sample, in points, from the largest loss; None without samples."""
     if not samples:
         return None
     ordered = sorted(samples, key=lambda one: one[1])
-    figure, axes = _canvas(palette)
+    figure, axes = canvas(palette)
     values = np.array([value for _, value in ordered])
     axes.bar(
         np.arange(len(values)), values, color=[palette.warn if v < 0 else palette.accent for v in values], width=0.9
@@ -278,10 +288,11 @@ def _xy(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
     return [100 * row["recompute_fraction"] for row in rows], [row["quality"] for row in rows]
 
 
-def _canvas(palette: Palette) -> tuple[Figure, Axes]:
+def canvas(palette: Palette) -> tuple[Figure, Axes]:
+    """Returns an empty figure with axes in a palette's colours."""
     figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
     axes = figure.add_subplot()
-    if palette is _STAND_INS:  # the page's own background shows through
+    if palette is STAND_INS:  # the page's own background shows through
         figure.set_facecolor("none")
         axes.set_facecolor("none")
     axes.tick_params(colors=palette.ink)
@@ -292,7 +303,7 @@ def _canvas(palette: Palette) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-@matplotlib.rc_context(_SETTINGS)
+@matplotlib.rc_context(SETTINGS)
 def _rendered(drawing: Drawing, kind: str) -> bytes:
     target = io.BytesIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type")) if kind == "svg" else None

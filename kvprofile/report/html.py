@@ -21,6 +21,8 @@ from kvprofile.errors import BadInput
 from kvprofile.layers import PLAN_COLUMNS, describe_set, plan_key
 from kvprofile.limits import LossLimit, Rule
 from kvprofile.report import figures
+from kvprofile.report.cost import layer_times
+from kvprofile.report.cost_figure import wire_drawing
 from kvprofile.report.figures import Drawing
 from kvprofile.report.frontier import Block, Row, frontier_blocks, plan_text, saved
 from kvprofile.report.sensitivity import sensitivity_document
@@ -63,7 +65,7 @@ def sections(
     measurements = profile.measurements() if (profile.folder / MEASUREMENTS_FILE).is_file() else None
     scores = {} if measurements is None else {(s.task, s.dataset, s.metric): s for s in all_scores(measurements)}
     maps = {d: sensitivity_document(profile, d) for d in ("forward", "reverse") if profile.sensitivity(d) is not None}
-    validations = profile.validations()
+    validations, times = profile.validations(), layer_times(profile)
     for block in frontier_blocks(profile, limit=limit, rule=rule):
         key = (block.task, block.dataset, block.metric)
         own: Scores | None = scores.get(key)
@@ -82,6 +84,7 @@ def sections(
             figures.sensitivity_drawing(sensitive, **colours) if sensitive else None,
             figures.sensitivity_drawing(reverse, reverse=True, **colours) if reverse else None,
             figures.differences_drawing(title, differences, **colours),
+            wire_drawing(block, times, **colours) if times else None,
         ]
         yield Section(
             block=block,
@@ -106,11 +109,18 @@ def report_html(profile: Profile, limit: LossLimit, rule: Rule) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"percent": percent, "number": number, "size": size, "ranges": describe_set}
-    environment.globals |= {"loss_text": loss_text, "verdict": verdict, "svg": figures.svg, "place": figures.place}
+    environment.globals |= {
+        "loss_text": loss_text,
+        "verdict": verdict,
+        "svg": figures.svg,
+        "place": figures.place,
+        "tips": figures.tips,
+    }
     template = environment.get_template("report.html.j2")
     return template.render(
         summary=summarize(profile),
         sections=list(sections(profile, limit, rule)),
+        times=layer_times(profile),
     )
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from kvprofile.cost.layer_times import LayerTimes
 from kvprofile.errors import BadInput
 from kvprofile.resources import expanded
 from kvprofile.store.migrations import migrate
@@ -25,6 +26,7 @@ from kvprofile.store.schema import (
     PROFILE,
     SAMPLES,
     SEARCH,
+    TIMINGS,
     missing_header_keys,
 )
 
@@ -36,6 +38,7 @@ RECIPE_FILE = "recipe.yaml"
 REJECTED_FILE = "rejected.json"
 VALIDATIONS_FOLDER = "validations"
 SENSITIVITY_FOLDER = "sensitivity"
+TIMINGS_FILE = "timings.parquet"
 
 _ALWAYS = (
     *("strategy", "recomputed_layers", "total_layers", "recompute_fraction", "task", "dataset", "metric"),
@@ -72,6 +75,19 @@ class Profile:
         """Reads and returns why an adaptive search left groups, None where none did."""
         path = self.folder / SEARCH_FILE
         return _read(path, SEARCH)[0] if path.is_file() else None
+
+    def timings(self) -> pa.Table | None:
+        """Reads and returns the times of single layers, None in profiles made before they were measured."""
+        path = self.folder / TIMINGS_FILE
+        if not path.is_file():
+            return None
+        table, header = _read(path, TIMINGS, with_header=True)
+        self._require_own(path, header)
+        try:
+            LayerTimes.from_rows(table.to_pylist())
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from error
+        return table
 
     def validations(self) -> list[dict[str, Any]]:
         """Returns what `kvprofile validate` found, oldest first; the measurements lie in the file each one names."""

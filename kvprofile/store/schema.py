@@ -102,6 +102,17 @@ SEARCH = pa.schema(
 )
 """Groups that an adaptive search did not measure on all samples, and why; a rival from layer 0 to 0 is full reuse."""
 
+_LAYER_TIMES: list[tuple[str, pa.DataType]] = [
+    ("context_tokens", pa.int32()),
+    ("suffix_tokens", pa.int32()),
+    ("layer", pa.int16()),
+    ("recompute_ms", pa.float64()),
+    ("read_ms", pa.float64()),
+    ("repeats", pa.int16()),
+]
+TIMINGS = pa.schema(_LAYER_TIMES)
+"""Medians of running a context through a layer, and a suffix behind it; a null layer is what lies outside the layers."""
+
 HEADER_KEYS = (
     "format_version",
     "kvprofile_version",

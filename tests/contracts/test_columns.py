@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from kvprofile.store.schema import MEASUREMENTS, PROFILE, SAMPLES, SEARCH
+from kvprofile.store.schema import MEASUREMENTS, PROFILE, SAMPLES, SEARCH, TIMINGS
 
 TEXT, IDS, TEXTS = pa.string(), pa.list_(pa.int32()), pa.list_(pa.string())
 PLAN = {"strategy": TEXT, "start_layer": pa.int16(), "stop_layer": pa.int16(), "params": TEXT}
@@ -80,11 +80,19 @@ CONTRACT: dict[str, dict[str, pa.DataType]] = {
         "rival_mean_kl": pa.float64(),
         "reason": TEXT,
     },
+    "timings": {
+        "context_tokens": pa.int32(),
+        "suffix_tokens": pa.int32(),
+        "layer": pa.int16(),
+        "recompute_ms": pa.float64(),
+        "read_ms": pa.float64(),
+        "repeats": pa.int16(),
+    },
 }
 BEYOND = {"samples": {"head_tokens": pa.int32()}}
 """Columns that the code has and nobody was promised."""
 
-SCHEMAS = {"profile": PROFILE, "measurements": MEASUREMENTS, "samples": SAMPLES, "search": SEARCH}
+SCHEMAS = {"profile": PROFILE, "measurements": MEASUREMENTS, "samples": SAMPLES, "search": SEARCH, "timings": TIMINGS}
 
 
 @pytest.mark.parametrize("table", SCHEMAS)

@@ -15,7 +15,7 @@ from selenium.webdriver.chrome.service import Service
 from kvprofile.limits import parse_loss
 from kvprofile.report.html import report_html
 from kvprofile.store.reader import load
-from tests.profile_factory import measurements, publish_profile
+from tests.profile_factory import add_timings, measurements, publish_profile
 from tests.report.test_html import HOSTILE
 
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
@@ -58,7 +58,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = measurements(sources=[("qa", HOSTILE)])
     for row in rows:
         row["output_text"] = HOSTILE
-    profile = load(publish_profile(folder, rows, sources=[("qa", HOSTILE)]))
+    published = publish_profile(folder, rows, sources=[("qa", HOSTILE)])
+    add_timings(published)
+    profile = load(published)
     profile.header["receiver"]["name"] = HOSTILE
     path = folder / "report.html"
     path.write_text(report_html(profile, parse_loss("5%"), "point"), "utf-8")
@@ -82,7 +84,7 @@ def test_it_opens_without_an_error_and_does_not_scroll_sideways(browser: Any, pa
 
 def test_pointing_at_a_plan_names_it(browser: Any, page: Path) -> None:
     show(browser, page, 1280)
-    for figure in range(2):
+    for figure in (0, 1, 3):  # one of them with a logarithmic axis
         said, tips = browser.execute_script(POINT_AT, figure, 3)
         assert len(tips) == 1
         assert tips[0].split(",")[0].split()[0] == said.split(",")[0].split()[0]
@@ -90,5 +92,5 @@ def test_pointing_at_a_plan_names_it(browser: Any, page: Path) -> None:
 
 def test_hostile_texts_are_shown_as_texts(browser: Any, page: Path) -> None:
     show(browser, page, 1280)
-    assert browser.execute_script("return document.scripts.length") == 1 + 3, "ours and the figures' data"
+    assert browser.execute_script("return document.scripts.length") == 1 + 4, "ours and the figures' data"
     assert "<script>alert('x')</script>" in browser.find_element("tag name", "body").text

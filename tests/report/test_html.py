@@ -17,7 +17,7 @@ from kvprofile.cli import app
 from kvprofile.limits import parse_loss
 from kvprofile.report.html import report_html
 from kvprofile.store.reader import load
-from tests.profile_factory import add_sensitivity, measurements, publish_profile
+from tests.profile_factory import add_sensitivity, add_timings, layer_timings, measurements, publish_profile
 
 HOSTILE = "<script>alert('x')</script> $\\alpha$ \u202e\x1b[31m & \"quoted\" " + "漢" * 200
 
@@ -66,12 +66,14 @@ def test_hostile_texts_are_texts(tmp_path: Path) -> None:
         row["output_text"] = HOSTILE
         row["sample_id"] += HOSTILE
     model = {"name": HOSTILE, "architecture": HOSTILE}
-    folder = publish_profile(tmp_path, rows, sources=[("qa", HOSTILE)])
+    folder = publish_profile(tmp_path, rows, sources=[("qa", HOSTILE)], device=HOSTILE)
+    add_timings(folder)
     held = load(folder)
     for role in ("sender", "receiver"):
         held.header[role].update(model)
     text = report_html(held, parse_loss("5%"), "point")
-    plain = Tags(report(publish_profile(tmp_path / "plain")))
+    add_timings(plainly := publish_profile(tmp_path / "plain"))
+    plain = Tags(report(plainly))
     hostile = Tags(text)
     assert hostile.tags.count("script") == plain.tags.count("script")
     assert any("<script>alert('x')</script>" in piece for piece in hostile.texts)
@@ -108,6 +110,49 @@ def test_the_command_writes_report_and_figures(tmp_path: Path) -> None:
     assert (folder / "report.html").read_bytes() == again, "the same profile gives the same report"
 
 
+def test_time_to_first_token_is_drawn_where_layers_were_timed(tmp_path: Path) -> None:
+    folder = publish_profile(tmp_path)
+    before = report(folder)
+    assert "break-even" not in before
+    assert "first token" not in before
+    add_timings(folder)
+    text = report(folder)
+    assert "<figcaption>Time to first token over bandwidth, contexts of 100 tokens</figcaption>" in text
+    assert "with a suffix of 10 tokens, modelled from layer times that were measured on cpu" in text
+    assert "<dt>break-even</dt>" in text
+    data = [json.loads(held) for held in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text)]
+    (wire,) = [one for one in data if any("break" in p[2] or "first token" in p[2] for p in one["points"])]
+    said = [point[2] for point in wire["points"]]
+    for plan in ("full_prefill", "full_reuse", "layer 2 (1 of 6)", "layers 2–3 (2 of 6)"):
+        assert any(one.startswith(f"{plan} at ") and "first token after" in one for one in said)
+    low, high = wire["place"]["x"]
+    assert (low, high) == (round(low), round(high)), "whole decades, as logarithms"
+    (at,) = [point for point in wire["points"] if point[2].startswith("layers 2–3 (2 of 6): before full_prefill above")]
+    even = json.loads(run("cost", folder, "--json").stdout)["blocks"][0]["contexts"][0]["plans"][2]["break_even_gbps"]
+    assert 10 ** at[0] == pytest.approx(even["overlapped"])
+    assert at[1] == pytest.approx(6 * 1.0 + 6 * 0.5 + 0.25)
+    assert all(low <= x <= high for x, *_ in wire["points"])
+    assert all(0 <= y <= wire["place"]["y"][1] for _, y, _ in wire["points"])
+    found = json.loads(run("report", folder, "--plots", tmp_path / "plots", "--json").stdout)
+    assert {Path(path).suffix for path in found["figures"] if Path(path).name.startswith("wire-")} == {".png", ".svg"}
+
+
+def test_no_figure_where_the_median_context_was_not_timed(tmp_path: Path) -> None:
+    folder = publish_profile(tmp_path)
+    add_timings(folder, layer_timings(lengths=(200, 400)))
+    assert "<figcaption>Time to first token" not in report(folder)
+
+
+def test_a_cache_that_is_slower_than_any_prefill_is_drawn(tmp_path: Path) -> None:
+    folder = publish_profile(tmp_path)
+    add_timings(
+        folder, [{**row, "read_ms": 1e4, "recompute_ms": row["recompute_ms"] and 1e-6} for row in layer_timings()]
+    )
+    text = report(folder)
+    assert "<figcaption>Time to first token" in text
+    assert run("cost", folder).exit_code == 0
+
+
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run("report", publish_profile(tmp_path / "store"), "-o", tmp_path / "file" / "report.html")
@@ -125,7 +170,9 @@ def test_without_a_plan_within_the_limit(tmp_path: Path) -> None:
 
 
 def test_ids_in_the_page_are_unique(tmp_path: Path) -> None:
-    ids = re.findall(r'\bid="([^"]+)"', report(publish_profile(tmp_path, sources=[("qa", "a"), ("code", "b")])))
+    folder = publish_profile(tmp_path, sources=[("qa", "a"), ("code", "b")])
+    add_timings(folder)
+    ids = re.findall(r'\bid="([^"]+)"', report(folder))
     assert len(ids) == len(set(ids)) > 50
 
 
