@@ -105,7 +105,9 @@ def timeline(requests: Sequence[Request], link: Link, mode: Mode) -> list[Step]:
         begins = request.arrives_ms if mode == "overlapped" else max(request.arrives_ms, compute_free)
         ready: dict[int | None, float] = {}
         moves = [move for move in _moves(request, mode) if move[2] > 0]  # nothing to ship waits for no latency
-        now = max(begins, link_free) + (link.latency_ms if moves else 0.0)
+        now = max(
+            begins + link.latency_ms, link_free
+        )  # while it waits, the link may still carry what was asked for before
         for work, layer, size in moves:
             ends = now + size / link.bytes_per_ms
             steps.append(Step(number, "link", work, layer, now, ends))

@@ -44,8 +44,8 @@ class Job(NamedTuple):
     after: list[tuple[object, ...]]
 
 
-def jobs_of(number: int, request: Request, mode: Mode, latency: int) -> tuple[list[Job], list[Job]]:
-    """Returns the jobs of link and compute for one request, from the description of the modes alone."""
+def jobs_of(number: int, request: Request, mode: Mode, latency: int) -> tuple[list[Job], list[Job], list[Job]]:
+    """Returns the jobs of link, compute and mere waiting for one request, from the description of the modes alone."""
     recomputed = list(range(*request.group))
     shipped = [i for i in range(len(request.layers)) if mode == "load_all" or i not in recomputed]
     begin = [("arrival", number)]
@@ -56,8 +56,8 @@ def jobs_of(number: int, request: Request, mode: Mode, latency: int) -> tuple[li
         link.append(Job(("e", number), request.e_bytes, begin))
     link += [Job(("kv", number, i), request.layers[i].kv_bytes, begin) for i in shipped if request.layers[i].kv_bytes]
     names = [job.name for job in link]
-    if link:
-        link.insert(0, Job(("latency", number), latency, begin))
+    waits = [Job(("latency", number), latency, begin)]
+    link = [job._replace(after=[*job.after, waits[0].name]) for job in link]
     compute = []
     for i in recomputed:
         needs = names if mode != "overlapped" else [("e", number)] if ("e", number) in names else []
@@ -66,22 +66,24 @@ def jobs_of(number: int, request: Request, mode: Mode, latency: int) -> tuple[li
         needs = names if mode != "overlapped" else [("kv", number, i)] if ("kv", number, i) in names else []
         compute.append(Job(("read", number, i), layer.read_ms, [*begin, *needs]))
     compute.append(Job(("outside", number), request.outside_ms, begin))
-    return link, compute
+    return link, compute, waits
 
 
 def simulated(all_requests: list[Request], latency: int, mode: Mode) -> list[float]:
-    """Returns the times to first token by a simulation in ticks of 1 ms over two queues; 1 byte takes a tick."""
+    """Returns the times to first token by a simulation in ticks of 1 ms; 1 byte takes a tick. Waiting needs no resource."""
     queues: list[list[Job]] = [[], []]
     for number, request in enumerate(all_requests):
-        for queue, jobs in zip(queues, jobs_of(number, request, mode, latency), strict=True):
-            queue += jobs
+        link, compute, waits = jobs_of(number, request, mode, latency)
+        queues[0] += link
+        queues[1] += compute
+        queues.append(waits)
     left = [[job.ticks for job in queue] for queue in queues]
     done: dict[tuple[object, ...], int] = {}
     now = 0
     while any(queues):
         done |= {("arrival", i): now for i, request in enumerate(all_requests) if request.arrives_ms == now}
         went_on = True
-        worked = [False, False]
+        worked = [False] * len(queues)
         while went_on:  # what takes no time, and what it lets begin, still happens at this tick
             went_on = False
             for place, queue in enumerate(queues):
