@@ -29,8 +29,8 @@ from kvprofile.layers import PLAN_COLUMNS, LayerRange, Plan, largest_unit
 from kvprofile.models.architecture import head_width, key_value_heads
 from kvprofile.models.loading import LoadedModel
 from kvprofile.models.machine import cpu_name
-from kvprofile.recipe import to_yaml
-from kvprofile.run import Portion, Run, read_part
+from kvprofile.recipe import Recipe, to_yaml
+from kvprofile.run import Part, Portion, Run, read_part
 from kvprofile.search import Removed
 from kvprofile.store.schema import FORMAT_VERSION, SAMPLES, SEARCH
 from kvprofile.store.writer import write_table
@@ -169,39 +169,47 @@ def _samples_table(run: Run) -> pa.Table:
 
 
 def _header(run: Run, version: int) -> dict[str, Any]:
-    device = run.receiver.device
+    header = header_of(run.recipe, run.parts, run.sender, run.receiver, run.identity, version)
+    return {**header, "search": run.recipe.search}
+
+
+def header_of(
+    recipe: Recipe, parts: Sequence[Part], sender: LoadedModel, receiver: LoadedModel, identity: str, version: int
+) -> dict[str, Any]:
+    """Returns the footer of what was measured now, by what and with what."""
+    device = receiver.device
     return {
         "format_version": FORMAT_VERSION,
         "kvprofile_version": __version__,
-        "profile_id": json_sha256([run.identity, version])[:32],
+        "profile_id": json_sha256([identity, version])[:32],
         "version": version,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "sender": _model_header(run.sender),
-        "receiver": _model_header(run.receiver),
-        "recipe_sha256": run.recipe.sha256(),
+        "sender": model_header(sender),
+        "receiver": model_header(receiver),
+        "recipe_sha256": recipe.sha256(),
         "datasets": [
             {
                 "name": part.source.name,
                 "sha256": part.data.sha256,
                 "sample_ids_sha256": json_sha256([record.id for record in part.records]),
             }
-            for part in run.parts
+            for part in parts
         ],
-        "metrics": sorted({one.identity for part in run.parts for one in part.metrics}),
-        "attention": run.receiver.model.config._attn_implementation,
+        "metrics": sorted({one.identity for part in parts for one in part.metrics}),
+        "attention": receiver.model.config._attn_implementation,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "references": run.recipe.references,
-        "search": run.recipe.search,
-        "seed": run.recipe.seed,
-        "confidence": run.recipe.confidence,
-        "resamples": run.recipe.resamples,
+        "references": recipe.references,
+        "seed": recipe.seed,
+        "confidence": recipe.confidence,
+        "resamples": recipe.resamples,
         "bounds": BOUND_METHOD,
     }
 
 
-def _model_header(loaded: LoadedModel) -> dict[str, Any]:
+def model_header(loaded: LoadedModel) -> dict[str, Any]:
+    """Returns what a footer says of a model."""
     config = loaded.model.config.get_text_config(decoder=True)
     quantization: Any = getattr(loaded.model.config, "quantization_config", None)
     return {
