@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from kvprofile.analysis.chain import Arm, arms, chain_against_hops, read_by_middle
+from kvprofile.analysis.chain import FULL, MIDDLE_FULL, Arm, arms, chain_against_hops, read_by_middle
 from kvprofile.analysis.decision import Resampling
 from kvprofile.analysis.profile_table import lower_bounds, rescore
 from kvprofile.analysis.scores import Scores, all_scores
@@ -67,7 +67,8 @@ def chain_document(
 
 def _arm_rows(scores: Scores, shown: Sequence[Arm], resampling: Resampling) -> list[dict[str, Any]]:
     """Returns what every arm scores and loses, against the full prefill of the model that answers."""
-    rows: list[dict[str, Any]] = [dict(zip(PLAN_COLUMNS, arm.plan.key, strict=True)) for arm in shown]
+    keys = (FULL.plan.key if arm == MIDDLE_FULL else arm.plan.key for arm in shown)  # it loses nothing against itself
+    rows: list[dict[str, Any]] = [dict(zip(PLAN_COLUMNS, key, strict=True)) for key in keys]
     for by_middle, own_scores in ((False, scores), (True, read_by_middle(scores))):
         own = [row for row, arm in zip(rows, shown, strict=True) if arm.by_middle is by_middle]
         rescore(own, own_scores, **resampling._asdict())
@@ -149,12 +150,10 @@ def _print_differences(console: Console, block: Mapping[str, Any], layers: int) 
 
 def _sentence(block: Mapping[str, Any]) -> str:
     """Returns in how many chains the difference to the sum of the hops is more than chance."""
-    apart = [one for one in block["chains"] if _is_apart(one["more_than_added"])]
-    chains = len(block["chains"])
-    what = "1 chain loses" if chains == 1 else f"{chains} chains lose"
+    apart, chains = sum(_is_apart(one["more_than_added"]) for one in block["chains"]), len(block["chains"])
     return (
-        f"{len(apart)} of {what} more or less than the two hops added up, beyond what chance explains; measure a chain before it "
-        "serves: no profile of a pair speaks for it."
+        f"Beyond chance, {apart} of {chains} chain{'s' if chains > 1 else ''} lost more or less than the hops added up. "
+        "Measure a chain before it serves: profiles of its pairs do not speak for it."
     )
 
 
