@@ -101,8 +101,6 @@ class TestChain:
 
     def test_a_reader_that_is_not_exact_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         decoder = tiny_decoder()
-        monkeypatch.setattr(
-            "kvprofile.engine.gates.mixed_capture", lambda *_: capture(tiny_decoder(seed=5), CONTEXT)
-        )
+        monkeypatch.setattr("kvprofile.engine.gates.mixed_capture", lambda *_: capture(tiny_decoder(seed=5), CONTEXT))
         with pytest.raises(GateFailed, match=r"layers 1–2 \(2 of 4\) of a LlamaForCausalLM .* at layer 0"):
             check_reader(decoder, CONTEXT, SUFFIX, [self.FIRST])
