@@ -96,10 +96,29 @@ class TestExactness:
             assert_same_answers(found.of(arm), found.of(FULL))
         assert are_apart(found.of(chain(FIRST, SECOND)), found.of(FULL))
 
+    @pytest.mark.parametrize(("first", "second"), [((1, 2), (1, 3)), ((0, 2), (0, 2)), ((1, 2), (0, 2))])
+    def test_what_the_receiver_recomputes_again_is_as_if_it_had_not_been(
+        self, folder: Path, first: tuple[int, int], second: tuple[int, int]
+    ) -> None:
+        options = ("--first", "{}:{}".format(*first), "--second", "{}:{}".format(*second))
+        found = measured(command(folder, NAMES, *options))
+        second_range = LayerRange(*second)
+        assert_same_answers(found.of(chain(LayerRange(*first), second_range)), found.of(direct(second_range)))
+        (one,) = found.document["blocks"][0]["chains"]
+        assert one["same_as_direct"] is True
+        assert one["more_than_direct"] == {"points": 0, "lower": 0, "upper": 0}
+
     def test_three_models_give_neither_single_hop(self, folder: Path) -> None:
         found = measured(command(folder, NAMES, "--first", "1:2", "--second", "2:3"))
         for hop in (direct(SECOND), last_hop(SECOND)):
             assert are_apart(found.of(chain(FIRST, SECOND)), found.of(hop))
+        assert found.document["blocks"][0]["chains"][0]["same_as_direct"] is False
+
+    def test_a_state_that_enters_from_the_middle_tells_it_from_the_sender(self, folder: Path) -> None:
+        """C recomputes layer 2 that B did too, but enters it with what B's layer 1 gave."""
+        found = measured(command(folder, NAMES, "--first", "1:3", "--second", "2:3"))
+        assert are_apart(found.of(chain(LayerRange(1, 3), SECOND)), found.of(direct(SECOND)))
+        assert found.document["blocks"][0]["chains"][0]["same_as_direct"] is False
 
 
 class TestDocument:

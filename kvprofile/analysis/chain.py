@@ -111,6 +111,7 @@ class ChainAgainstHops(NamedTuple):
     Attributes:
         first: Start and stop of what B recomputed.
         second: Start and stop of what C recomputes.
+        same_as_direct: Whether C recomputes all that B did, before any of it is read: the chain then is A→C.
         more_than_direct: Than A→C.
         more_than_last_hop: Than B→C.
         added_points: Loss of A→B, in B's scores, and of B→C together: what profiles of the two pairs would make one expect.
@@ -119,6 +120,7 @@ class ChainAgainstHops(NamedTuple):
 
     first: tuple[int, int]
     second: tuple[int, int]
+    same_as_direct: bool
     more_than_direct: Difference
     more_than_last_hop: Difference
     added_points: float | None
@@ -140,10 +142,15 @@ def chain_against_hops(
     expected = alone + value(first_hop(first)) - value(MIDDLE_FULL)
     added = _more((held + 1) / 3, (expected + 1) / 3, resampling, unit)
     known = ~np.isnan(scores.baseline) & ~np.isnan(expected) & ~np.isnan(held)
+    same = second.start <= first.start and first.stop <= second.stop
+    than_direct = _more(held, value(direct(second)), resampling, unit)
+    if same and than_direct.points is not None:  # on every sample that may come
+        than_direct = Difference(0.0, 0.0, 0.0)
     return ChainAgainstHops(
         first=(first.start, first.stop),
         second=(second.start, second.stop),
-        more_than_direct=_more(held, value(direct(second)), resampling, unit),
+        same_as_direct=same,
+        more_than_direct=than_direct,
         more_than_last_hop=_more(held, alone, resampling, unit),
         added_points=100 * float((scores.baseline - expected)[known].mean()) if known.any() else None,
         more_than_added=Difference(*(None if value is None else 3 * value for value in added)),

@@ -146,6 +146,8 @@ def _print_differences(console: Console, block: Mapping[str, Any], layers: int) 
             cells += [number(value, 1) for value in one[name].values()]
         add_row(table, cells)
     print_table(console, table)
+    if any(one["same_as_direct"] for one in block["chains"]):
+        print_line(console, "(where C recomputes all that B did, the chain is A→C, on every sample)")
 
 
 def _sentence(block: Mapping[str, Any]) -> str:
@@ -153,7 +155,7 @@ def _sentence(block: Mapping[str, Any]) -> str:
     apart, chains = sum(_is_apart(one["more_than_added"]) for one in block["chains"]), len(block["chains"])
     return (
         f"Beyond chance, {apart} of {chains} chain{'s' if chains > 1 else ''} lost more or less than the hops added up. "
-        "Measure a chain before it serves: profiles of its pairs do not speak for it."
+        "Use the chain's own loss: what its hops add up to is no measurement."
     )
 
 
