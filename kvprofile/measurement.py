@@ -68,7 +68,7 @@ def measured_samples(
 ) -> pa.Table:
     """Returns what `measure` says of all samples; what an earlier run kept in `work` is not measured again."""
     parts = [_part(work, sample) for sample in samples]
-    kept = {part: table for part in parts if (table := _kept(part)) is not None}
+    kept = {part: table for part in parts if (table := kept_table(part)) is not None}
     progress.begin(len(samples), plans, len(kept))
     for sample, part in zip(samples, parts, strict=True):
         if part not in kept:
@@ -82,9 +82,10 @@ def _part(work: Path, sample: Sample) -> Path:
     return work / f"{json_sha256([sample.task, sample.dataset, sample.sample_id])[:24]}.parquet"
 
 
-def _kept(part: Path) -> pa.Table | None:
+def kept_table(path: Path) -> pa.Table | None:
+    """Returns the measurements in a file, None if it is missing or not whole."""
     try:
-        table = pq.read_table(part, page_checksum_verification=True)
+        table = pq.read_table(path, page_checksum_verification=True)
     except (OSError, pa.ArrowException):
         return None
     return table if table.schema.equals(MEASUREMENTS) else None

@@ -30,12 +30,13 @@ from kvprofile.layers import PLAN_COLUMNS, LayerRange, Plan, largest_unit
 from kvprofile.models.architecture import head_width, key_value_heads
 from kvprofile.models.loading import LoadedModel
 from kvprofile.models.machine import cpu_name
-from kvprofile.recipe import to_yaml
-from kvprofile.run import Portion, Run, datasets_of, metrics_of, read_part
+from kvprofile.recipe import Recipe, SearchMethod, to_yaml
+from kvprofile.run import Part, Portion, Run, datasets_of, metrics_of, read_part
 from kvprofile.search import Removed
 from kvprofile.store.reader import RECIPE_FILE
 from kvprofile.store.schema import FORMAT_VERSION, SAMPLES, SEARCH, TIMINGS
 from kvprofile.store.writer import write_table
+from kvprofile.strategies import load_all
 
 
 def write_profile(
@@ -62,7 +63,8 @@ def write_profile(
         version: The profile's number.
         previous: Id of the profile that this one takes the place of.
     """
-    header = _header(run, version, previous)
+    models = run.sender, run.receiver
+    header = header_of(run.recipe, run.parts, *models, run.identity, version, run.search, previous)
     parts = []
     for portion in portions:
         part = read_part(run, portion)
@@ -176,35 +178,46 @@ def _samples_table(run: Run) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=SAMPLES)
 
 
-def _header(run: Run, version: int, previous: str | None) -> dict[str, Any]:
-    device = run.receiver.device
+def header_of(
+    recipe: Recipe,
+    parts: Sequence[Part],
+    sender: LoadedModel,
+    receiver: LoadedModel,
+    identity: str,
+    version: int,
+    search: SearchMethod = "exhaustive",
+    previous: str | None = None,
+) -> dict[str, Any]:
+    """Returns the footer of what was measured now, by what and with what."""
+    device = receiver.device
     return {
         "format_version": FORMAT_VERSION,
         "kvprofile_version": __version__,
-        "profile_id": json_sha256([run.identity, version])[:32],
+        "profile_id": json_sha256([identity, version])[:32],
         "version": version,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "sender": _model_header(run.sender),
-        "receiver": _model_header(run.receiver),
-        "recipe_sha256": run.recipe.sha256(),
-        "datasets": datasets_of(run.parts),
-        "metrics": metrics_of(run.parts),
-        "strategies": {name: strategy.version for name, strategy in run.strategies.items()},
-        "attention": run.receiver.model.config._attn_implementation,
+        "sender": model_header(sender),
+        "receiver": model_header(receiver),
+        "recipe_sha256": recipe.sha256(),
+        "datasets": datasets_of(parts),
+        "metrics": metrics_of(parts),
+        "strategies": {name: strategy.version for name, strategy in load_all().items()},
+        "attention": receiver.model.config._attn_implementation,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "references": run.recipe.references,
-        "search": run.search,
+        "references": recipe.references,
+        "search": search,
         "previous": previous,
-        "seed": run.recipe.seed,
-        "confidence": run.recipe.confidence,
-        "resamples": run.recipe.resamples,
+        "seed": recipe.seed,
+        "confidence": recipe.confidence,
+        "resamples": recipe.resamples,
         "bounds": BOUND_METHOD,
     }
 
 
-def _model_header(loaded: LoadedModel) -> dict[str, Any]:
+def model_header(loaded: LoadedModel) -> dict[str, Any]:
+    """Returns what a footer says of a model."""
     config = loaded.model.config.get_text_config(decoder=True)
     quantization: Any = getattr(loaded.model.config, "quantization_config", None)
     return {

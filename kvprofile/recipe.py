@@ -156,7 +156,7 @@ class Recipe(_Options):
     search: SearchMethod = "exhaustive"
     max_context_tokens: Count | None = None
     chat_template: bool = True
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
     resamples: Count = 10_000
     store_text: bool = True

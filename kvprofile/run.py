@@ -125,7 +125,7 @@ def prepare(
         GateFailed: If the models read different token ids.
     """
     parts = load_parts(recipe)
-    _require_writable(out)
+    require_writable(out)
     progress.say(f"loading {recipe.sender} and {recipe.receiver}")
     sender, receiver = load_pair(recipe.sender, recipe.receiver, recipe.models, recipe.search_folders)
     pair = compare(sender, receiver, chat_template=recipe.chat_template, distances=False)
@@ -210,7 +210,8 @@ def load_part(recipe: Recipe, source: DataSource, contexts: int | None) -> Part:
     return Part(source, data, choose(data, contexts or len(data.records), recipe.seed), metrics)
 
 
-def _require_writable(out: Path) -> None:
+def require_writable(out: Path) -> None:
+    """Makes a folder; raises BadInput if nothing can be written there."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
@@ -278,6 +279,17 @@ def end_ids_of(receiver: LoadedModel) -> frozenset[int]:
     return frozenset(i for end in ends if end is not None for i in (end if isinstance(end, list) else [end]))
 
 
+_OF_SAMPLE = (
+    *("sample_id", "task", "dataset", "context_sha256", "suffix_token_ids", "references"),
+    *("head_tokens", "max_new_tokens"),
+)
+
+
+def sample_identity(samples: Iterable[Sample]) -> tuple[tuple[Any, ...], ...]:
+    """Returns what of the samples is part of an identity."""
+    return tuple(tuple(getattr(sample, name) for name in _OF_SAMPLE) for sample in samples)
+
+
 def _identity(
     recipe: Recipe,
     method: SearchMethod,
@@ -292,19 +304,7 @@ def _identity(
     return RunIdentity(
         sender=tuple(sender.fingerprint),
         receiver=tuple(receiver.fingerprint),
-        samples=tuple(
-            (
-                s.sample_id,
-                s.task,
-                s.dataset,
-                s.context_sha256,
-                s.suffix_token_ids,
-                s.references,
-                s.head_tokens,
-                s.max_new_tokens,
-            )
-            for s in samples
-        ),
+        samples=sample_identity(samples),
         metrics=tuple(f"{task}/{dataset}/{m.identity}" for p in parts for task, dataset in [p.key] for m in p.metrics),
         strategies=tuple((name, strategy.version) for name, strategy in strategies.items()),
         granularity=recipe.granularity,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvprofile.layers import LayerRange
     from kvprofile.recipe import Recipe
 
 RULE_HELP = "Which loss must be within --max-loss: point (measured), bound (upper bound) or certified."
@@ -56,6 +58,27 @@ def parse_bytes(size: str | None) -> int | None:
         return TypeAdapter(ByteSize | None).validate_python(size)
     except ValidationError as error:
         raise BadInput(f'--memory-limit "{size}" is not a size; write 12GB or 800MB') from error
+
+
+def parse_ranges(texts: Sequence[str], option: str) -> tuple[LayerRange, ...]:
+    """Returns the layer ranges of an option such as `0:8,0:16`, each once.
+
+    Raises:
+        BadInput: If one is no range.
+    """
+    from kvprofile.errors import BadInput
+    from kvprofile.layers import LayerRange
+
+    ranges = []
+    for word in ",".join(texts).split(","):
+        match = re.fullmatch(r"\s*(\d{1,5}):(\d{1,5})\s*", word, re.ASCII)
+        found = LayerRange(int(match[1]), int(match[2])) if match else None
+        if found is None or found.length < 1:
+            raise BadInput(
+                f'{option} "{word[:40]}" is no range of layers; write START:STOP such as 8:18, stop excluded'
+            )
+        ranges.append(found)
+    return tuple(dict.fromkeys(ranges))
 
 
 def _units(text: str) -> tuple[int, ...]:

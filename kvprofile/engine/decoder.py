@@ -51,19 +51,7 @@ class Decoder:
         Returns:
             K/V of every layer, and the hidden states entering every layer, `(1, S, E)` each.
         """
-        entering: list[torch.Tensor] = []
-        hooks = [
-            layer.register_forward_pre_hook(
-                lambda _, args, kwargs: entering.append(_hidden(args, kwargs)), with_kwargs=True
-            )
-            for layer in self.layers
-        ]
-        try:
-            kv = self._context_pass(token_ids, self.all_layers)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return kv, entering
+        return self.recompute_with_states(token_ids, self.all_layers, None)
 
     @torch.inference_mode()
     def recompute(
@@ -83,6 +71,20 @@ class Decoder:
         """
         with self._only(group, entering):
             return self._context_pass(token_ids, group, keys_end_it)
+
+    @torch.inference_mode()
+    def recompute_with_states(
+        self, token_ids: Sequence[int], group: LayerRange, entering: torch.Tensor | None
+    ) -> tuple[ContextKV, list[torch.Tensor]]:
+        """As `recompute`, for a reader that may go on from here.
+
+        Returns:
+            K/V of the layers of `group`, and the hidden states entering layers `group.start … group.stop`, the last of which is
+            not there if `group` ends the model; `(1, S, E)` each.
+        """
+        noted = self.layers[group.start : group.stop + 1]
+        with self._only(group, entering), _noting(noted) as states:
+            return self._context_pass(token_ids, group), states
 
     @torch.inference_mode()
     def logits(
@@ -232,6 +234,23 @@ def find_layers(model: PreTrainedModel) -> list[nn.Module]:
             f"{name} has no single stack of {config.num_hidden_layers} decoder layers that kvprofile can address"
         )
     return list(stacks[0])
+
+
+@contextmanager
+def _noting(layers: Sequence[nn.Module]) -> Iterator[list[torch.Tensor]]:
+    """Collects the hidden states that enter some layers, as hooks that were there before hand them over."""
+    entering: list[torch.Tensor] = []
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _, args, kwargs: entering.append(_hidden(args, kwargs)), with_kwargs=True
+        )
+        for layer in layers
+    ]
+    try:
+        yield entering
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

@@ -14,7 +14,7 @@ from kvprofile.engine.cache import ContextKV, empty_cache, prefilled_cache
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.executor import Answer, Question, Readers, answer_plans
-from kvprofile.engine.reference import capture, greedy, partial_prefill
+from kvprofile.engine.reference import Capture, capture, greedy, mixed_capture, partial_prefill
 from kvprofile.errors import GateFailed
 from kvprofile.layers import LayerRange, Plan, describe
 from kvprofile.strategies import load_all
@@ -117,6 +117,41 @@ def check_gates(
             )
     margins = [parting.margin for parting in partings.values()]
     return Numerics(noise, len(plans), len(margins), max(margins, default=None))
+
+
+def check_reader(
+    reader: Decoder, token_ids: Sequence[int], suffix: Sequence[int], groups: Sequence[LayerRange]
+) -> None:
+    """Checks on one sample that a reader of its own cache has, and may pass on, what it has by itself.
+
+    Args:
+        reader: The model.
+        token_ids: The context.
+        suffix: What follows it.
+        groups: The groups that it recomputes.
+
+    Raises:
+        GateFailed: Naming the equality that does not hold.
+    """
+    tolerance = _TOLERANCE.get(reader.model.dtype, 1e-3)
+    own, name = capture(reader, token_ids), type(reader.model).__name__
+    plain = reader.logits(torch.tensor([[*token_ids, *suffix]]), empty_cache(), keep=len(suffix))
+    injected = reader.logits(torch.tensor([list(suffix)]), prefilled_cache(own.kv), keep=len(suffix))
+    if not plain.isfinite().all():
+        raise GateFailed(f"the logits of a {name} are not finite; check its weights and dtype")
+    _require(
+        plain, injected, tolerance, f"the own cache of a {name}, injected, does not give the logits of plain decoding"
+    )
+    for group in groups:
+        mixed = mixed_capture(reader, own, group)
+        recomputed = f"recomputing {describe(group, len(own.kv))} of a {name} from its own hidden states"
+        for index, (ours, whole) in enumerate(zip(_by_layer(mixed), _by_layer(own), strict=True)):
+            for one, other in zip(ours, whole, strict=True):
+                _require(one, other, tolerance, f"{recomputed} does not give its full prefill at layer {index}")
+
+
+def _by_layer(held: Capture) -> list[tuple[torch.Tensor, ...]]:
+    return [(*kv, entering) for kv, entering in zip(held.kv, held.entering, strict=True)]
 
 
 def _has_experts(model: Decoder) -> bool:

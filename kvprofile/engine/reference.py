@@ -11,7 +11,7 @@ from kvprofile.engine.cache import ContextKV, prefilled_cache
 from kvprofile.engine.decoder import Decoder
 from kvprofile.layers import LayerRange
 
-__all__ = ["Capture", "capture", "greedy", "partial_prefill"]
+__all__ = ["Capture", "capture", "greedy", "mixed_capture", "partial_prefill"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,22 @@ def partial_prefill(receiver: Decoder, sender: Capture, group: LayerRange) -> Co
     entering = sender.entering[group.start] if group.start > 0 else None
     recomputed = receiver.recompute(sender.token_ids, group, entering)
     return (*sender.kv[: group.start], *recomputed, *sender.kv[group.stop :])
+
+
+def mixed_capture(receiver: Decoder, sender: Capture, group: LayerRange) -> Capture:
+    """Returns what a receiver holds after `partial_prefill`, for a next receiver to read as a sender's.
+
+    The K/V are the mixed cache. Of the hidden states, the receiver's own are those entering the layers behind `group.start` up to
+    `group.stop`, which is the output of its last layer; all others are still the sender's, as none was computed anew. For
+    `group.start == 0`, the embeddings are the receiver's too.
+    """
+    entering = sender.entering[group.start] if group.start > 0 else None
+    recomputed, states = receiver.recompute_with_states(sender.token_ids, group, entering)
+    return Capture(
+        sender.token_ids,
+        (*sender.kv[: group.start], *recomputed, *sender.kv[group.stop :]),
+        (*sender.entering[: group.start], *states, *sender.entering[group.start + len(states) :]),
+    )
 
 
 @torch.inference_mode()

@@ -93,16 +93,30 @@ def load_pair(
         BadInput: As in `load_model`.
         OutOfMemory: If the device is too small for both.
     """
-    references = [parse(text, folders) for text in (sender, receiver)]
+    first, second = load_models((sender, receiver), options, folders)
+    return first, second
+
+
+def load_models(texts: Sequence[str], options: ModelOptions, folders: Sequence[Path] = ()) -> tuple[LoadedModel, ...]:
+    """Returns several models, independent of each other; a base that some share is read from disk once.
+
+    Raises:
+        BadInput: As in `load_model`.
+        OutOfMemory: If the device is too small for all.
+    """
+    references = [parse(text, folders) for text in texts]
     sources = [_source(reference) for reference in references]
     for source, reference in zip(sources, references, strict=True):
         _check_config(source, reference, options)
-    first = _load_base(sources[0], references[0], options)
-    if sources[0] == sources[1]:
-        second = first._replace(model=_twin(first.model))
-    else:
-        second = _load_base(sources[1], references[1], options)
-    return _finish(first, references[0], options), _finish(second, references[1], options)
+    bases: dict[_Source, _Base] = {}
+    loaded = []
+    for source, reference in zip(sources, references, strict=True):
+        if source in bases:  # copied before any adapter is merged into it
+            loaded.append(bases[source]._replace(model=_twin(bases[source].model)))
+        else:
+            bases[source] = _load_base(source, reference, options)
+            loaded.append(bases[source])
+    return tuple(_finish(base, reference, options) for base, reference in zip(loaded, references, strict=True))
 
 
 def fingerprint_of(text: str, options: ModelOptions, folders: Sequence[Path] = ()) -> ModelFingerprint:

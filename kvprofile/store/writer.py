@@ -28,10 +28,11 @@ _TEMPORARY = ".tmp-"
 
 def pair_folder(out: Path, sender_name: str, receiver_name: str) -> Path:
     """Returns the folder of a pair in the store `out`: `<receiver>__from__<sender>`, safe on any file system."""
-    return out / f"{_safe(receiver_name)}__from__{_safe(sender_name)}"
+    return out / f"{safe_name(receiver_name)}__from__{safe_name(sender_name)}"
 
 
-def _safe(name: str) -> str:
+def safe_name(name: str) -> str:
+    """Returns the name as a file may be called on any file system; two names never become one."""
     safe = re.sub(r"[^A-Za-z0-9._+@-]", "_", name.replace("/", "--")).strip(".")
     if safe == name.replace("/", "--") and 0 < len(safe) <= _LONGEST_NAME:
         return safe

@@ -140,6 +140,7 @@ CASES: dict[str, Case] = {
     "unknown metric": Case(lambda f: data(f, record(), metrics=["rouge_1"]), 'did you mean "rouge_l"'),
     "unknown task": Case(lambda f: data(f, record(), task="qaa"), 'did you mean "qa"'),
     "granularity 0": Case(lambda f: sweep(f, granularity=[0]), "granularity"),
+    "seed below 0": Case(lambda f: sweep(f, seed=-1), "seed should be greater than or equal to 0"),
     "unknown search": Case(lambda f: [*sweep(f), "--search", "clever"], "exhaustive"),
     "memory limit of no size": Case(lambda f: [*sweep(f), "--memory-limit", "much"], "12GB"),
     "memory limit below the models": Case(lambda f: [*sweep(f), "--memory-limit", "1MB"], "--memory-limit"),

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from kvprofile.errors import BadInput, OutOfMemory
 from kvprofile.models.failures import explained
-from kvprofile.models.loading import LoadedModel, load_model, load_pair
+from kvprofile.models.loading import LoadedModel, load_model, load_models, load_pair
 from kvprofile.recipe import ModelOptions
 from tests.tiny import tiny_tokenizer
 from tests.tiny_models import CPU, peft_model, save_adapter, save_model, tiny_config, tiny_model
@@ -76,6 +76,27 @@ def test_two_adapters_read_their_base_once(tmp_path: Path, monkeypatch: pytest.M
     assert not torch.equal(logits(sender), logits(receiver))
     ours = {p.data_ptr() for p in sender.model.parameters()}
     assert not ours & {p.data_ptr() for p in receiver.model.parameters()}
+
+
+def test_three_models_share_what_they_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, other = save_model(tmp_path / "m"), save_model(tmp_path / "n", seed=3)
+    adapters = [save_adapter(tmp_path / name, seed) for seed, name in enumerate(("one", "two"))]
+    texts = [f"{base}+{adapters[0]}", str(other), f"{base}+{adapters[1]}", str(base)]
+    read = []
+    original = AutoModelForCausalLM.from_pretrained
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        read.append(arguments[0])
+        return original(*arguments, **keywords)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AutoModelForCausalLM, "from_pretrained", counted)
+        loaded = load_models(texts, CPU)
+    assert read == [str(base), str(other)]
+    for one, text in zip(loaded, texts, strict=True):
+        torch.testing.assert_close(logits(one), logits(load_model(text, CPU)))
+    places = [p.data_ptr() for one in loaded for p in one.model.parameters()]
+    assert len(set(places)) == len(places)
 
 
 def test_two_bases_are_both_read(tmp_path: Path) -> None:
