@@ -63,8 +63,9 @@ def verify(
         for finding in verdict.findings:
             print_line(out(), f"{finding.severity:6} {finding.path}: {finding.what}; {finding.mend}")
         faults = sum(finding.severity == "fault" for finding in verdict.findings)
-        others = len(verdict.findings) - faults
-        print_line(out(), f"{verdict.checked} versions checked, {faults} faults, {others} remarks")
+        counts = {"version": verdict.checked, "fault": faults, "remark": len(verdict.findings) - faults}
+        versions, *found = (f"{count} {what}{'' if count == 1 else 's'}" for what, count in counts.items())
+        print_line(out(), f"{versions} checked, {', '.join(found)}")
     if not verdict.sound:
         raise typer.Exit(1)
 

@@ -89,7 +89,7 @@ def belongs_to_pair(path: Path) -> bool:
 
 def pair_folders(store: Path) -> list[Path]:
     """Returns the folders of a store that hold a version, or work on one; not those of other stores inside it."""
-    folders = (path for path in sorted(store.iterdir()) if path.is_dir() and not path.is_symlink())
+    folders = (path for path in sorted(store.iterdir()) if path.is_dir())
     return [folder for folder in folders if any(belongs_to_pair(path) for path in folder.iterdir())]
 
 

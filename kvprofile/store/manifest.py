@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ PINNED_FILE = "pinned"
 ADDED_LATER = frozenset({"report.html", PINNED_FILE})
 """Files that come and go beside a published version; so do its folders."""
 
-_NAME = re.compile(r"(?:(?:validations|sensitivity)/)?[A-Za-z0-9_][A-Za-z0-9._+-]{0,199}")
+_NAME = re.compile(r"(?:(?:validations|sensitivity)/)?[A-Za-z0-9_-][A-Za-z0-9._+-]{0,199}")
 
 
 class FileRecord(NamedTuple):
@@ -53,9 +53,26 @@ def write_manifest(folder: Path) -> None:
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """Returns a manifest as the JSON document of its file."""
+    """Returns a manifest as the JSON document of its file.
+
+    Raises:
+        BadInput: If it names a file as kvprofile does not, so that no reader would take it.
+    """
+    require_names(manifest)
     files = {name: record._asdict() for name, record in sorted(manifest.items())}
     return json.dumps({"manifest_version": MANIFEST_VERSION, "files": files}, indent=2).encode()
+
+
+def require_names(names: Iterable[str]) -> None:
+    """Refuses files of a version that no manifest can name.
+
+    Raises:
+        BadInput: If there is one.
+    """
+    if strange := [name for name in names if not _is_name(name)]:
+        raise BadInput(
+            f"{strange[0]!r} is no name of a file of a version; remove it, or rename it to letters and digits"
+        )
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -91,10 +108,13 @@ def parse_manifest(document: bytes, place: str) -> Manifest:
     return records
 
 
+def _is_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and name != MANIFEST_FILE
+
+
 def _sound(name: str, record: FileRecord) -> bool:
-    named = _NAME.fullmatch(name) is not None and name != MANIFEST_FILE
     hashed = isinstance(record.sha256, str) and re.fullmatch(r"[0-9a-f]{64}", record.sha256) is not None
-    return named and hashed and type(record.bytes) is int and record.bytes >= 0
+    return _is_name(name) and hashed and type(record.bytes) is int and record.bytes >= 0
 
 
 def _belongs(name: str) -> bool:

@@ -88,7 +88,7 @@ def _prune_pair(pair: Path, keep: int, older_than: timedelta | None, really: boo
         entries = pair_entries(pair)
         for entry, why in removable(entries, keep, older_than, now):
             folder = Path(entry.path)
-            if busy(folder):
+            if busy(folder) or folder.is_symlink():
                 continue
             yield Removal(str(folder), why, entry.bytes)
             if really:
@@ -179,11 +179,18 @@ def _locked(pair: Path, wait: bool) -> Iterator[bool]:
     if not wait and not (pair / PAIR_LOCK).exists():
         yield True
         return
+    lock = FileLock(pair / PAIR_LOCK, timeout=-1 if wait else 0)
     try:
-        with FileLock(pair / PAIR_LOCK, timeout=-1 if wait else 0):
-            yield True
-    except Timeout:
+        lock.acquire()
+    except (Timeout, OSError):  # held, or a store that may only be read
+        if wait:
+            raise
         yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
 
 
 def _size(path: Path) -> int:

@@ -61,7 +61,8 @@ def check_version(folder: Path) -> Iterator[Finding]:
         yield _told(folder, error)
         return
     yield from _tables(profile)
-    yield from _beside(profile)
+    yield from faults_beside(profile)
+    yield from _unfinished(profile)
     yield from _strangers(folder)
 
 
@@ -191,7 +192,7 @@ def _equal(row: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
     return bool(abs(a - b) <= ROUNDING * max(into))
 
 
-def _beside(profile: Profile) -> Iterator[Finding]:
+def faults_beside(profile: Profile) -> Iterator[Finding]:
     """Checks validations and sensitivity maps, each by itself, so that one bad file hides no other."""
     validations = profile.folder / reader.VALIDATIONS_FOLDER
     checks = [(path, profile.validation) for path in sorted(validations.glob("[!.]*.parquet"))]
@@ -201,8 +202,11 @@ def _beside(profile: Profile) -> Iterator[Finding]:
             read(path)
         except (BadInput, OSError) as error:
             yield _told(path, error)
-    for folder, kind in ((validations, "validation"), (sensitivity, "sensitivity map")):
-        for run in sorted(folder.glob(".run-*")):
+
+
+def _unfinished(profile: Profile) -> Iterator[Finding]:
+    for place, kind in ((reader.VALIDATIONS_FOLDER, "validation"), (reader.SENSITIVITY_FOLDER, "sensitivity map")):
+        for run in sorted((profile.folder / place).glob(".run-*")):
             if parts := list(run.rglob("[!.]*.parquet")):
                 what = f"unfinished {kind}, {len(parts)} parts measured"
                 yield Finding("remark", str(run), what, f"run the same {kind} again to go on, or remove it")

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from kvprofile.errors import BadInput, Interrupted
 from kvprofile.store import reader
 from kvprofile.store.index import pair_entries
-from kvprofile.store.manifest import MANIFEST_FILE, Manifest, file_record, manifest_bytes, read_manifest
+from kvprofile.store.manifest import MANIFEST_FILE, Manifest, file_record, manifest_bytes, read_manifest, require_names
 from kvprofile.store.reader import Profile, is_url, load
 from kvprofile.store.remote import CLAIM_FILE, Listing, Remote, RemoteVersion, entry_of, scope_of
 from kvprofile.store.retention import Removal, removable
-from kvprofile.store.soundness import Finding, hash_findings
+from kvprofile.store.soundness import Finding, faults_beside, hash_findings
 from kvprofile.store.verify import Verdict, verify_pair
 from kvprofile.store.writer import pair_folder, publish, write_table
 
@@ -57,6 +57,9 @@ def push(profile: str, url: str) -> Copied:
     loaded = load(profile)
     if broken := next((one for one in hash_findings(loaded.folder) if one.severity == "fault"), None):
         raise BadInput(f"{broken.path}: {broken.what}, so it is not pushed; {broken.mend}")
+    if broken := next(faults_beside(loaded), None):
+        raise BadInput(f"{broken.path}: {broken.what}, so nothing is pushed; {broken.mend}")
+    require_names(_names(loaded))
     scope = scope_of(url)
     if scope.pair is not None:
         raise BadInput(f"{url} is not a store; push to {scope.listing.remote.url}")
@@ -104,13 +107,7 @@ def pull(url: str, store: str) -> Copied:
 
 def _stage(profile: Profile, folder: Path, number: int) -> Manifest:
     """Copies a version with all that lies beside it, gives it its new number, and returns the manifest of all that."""
-    names = [name for name in (*_OWN_FILES, *(read_manifest(profile.folder) or ())) if "/" not in name]
-    beside = [
-        path.relative_to(profile.folder).as_posix()
-        for place in (reader.VALIDATIONS_FOLDER, reader.SENSITIVITY_FOLDER)
-        for path in sorted((profile.folder / place).glob("[!.]*.parquet"))
-    ]
-    held = [name for name in dict.fromkeys([*names, *beside]) if (profile.folder / name).is_file()]
+    held = _names(profile)
     for name in held:
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(profile.folder / name, folder / name)
@@ -121,6 +118,17 @@ def _stage(profile: Profile, folder: Path, number: int) -> Manifest:
             measurements, header = reader.read_measurements(path, with_header=True)
             write_table(measurements, path, {**header, "version": number})
     return {name: file_record(folder / name) for name in held}
+
+
+def _names(profile: Profile) -> list[str]:
+    """Returns the files of a version and of what lies beside it, by their names in its folder."""
+    names = [name for name in (*_OWN_FILES, *(read_manifest(profile.folder) or ())) if "/" not in name]
+    beside = [
+        path.relative_to(profile.folder).as_posix()
+        for place in (reader.VALIDATIONS_FOLDER, reader.SENSITIVITY_FOLDER)
+        for path in sorted((profile.folder / place).glob("[!.]*.parquet"))
+    ]
+    return [name for name in dict.fromkeys([*names, *beside]) if (profile.folder / name).is_file()]
 
 
 def _new_claim(profile: Profile) -> bytes:

@@ -66,7 +66,7 @@ def test_verify_prints_a_finding_a_line_and_exits_1_for_faults(store: Path) -> N
     assert ended.exit_code == 0
     assert ended.output.splitlines() == [
         f"remark {store}/README: it belongs to nothing; remove it if it is not yours",
-        "3 versions checked, 0 faults, 1 remarks",
+        "3 versions checked, 0 faults, 1 remark",
     ]
     broken = store / PAIR / "v0002" / "recipe.yaml"
     broken.write_text("seed: 5\n")
@@ -118,7 +118,7 @@ def test_commands_that_read_take_a_url(url: str, store: Path, tmp_path: Path) ->
     assert isinstance(listed, list)
     assert [entry["path"] for entry in listed] == [f"{url}/{PAIR}/v0001"]
     assert run("store", "verify", "--out", url).exit_code == 0
-    assert run("store", "verify", f"{url}/{PAIR}/v0001").output == "1 versions checked, 0 faults, 0 remarks\n"
+    assert run("store", "verify", f"{url}/{PAIR}/v0001").output == "1 version checked, 0 faults, 0 remarks\n"
     assert document("store", "pull", url, "--out", tmp_path / "copy") == {
         "profile": str(tmp_path / "copy" / PAIR / "v0001"),
         "already_there": False,

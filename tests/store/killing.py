@@ -85,8 +85,8 @@ def whole(folder: Path, number: int) -> bool:
 def read_until(stop: Path, pair: Path, pruned: bool) -> None:
     """Reads as servers do: whatever is seen must be whole, and numbers only grow."""
     seen: set[int] = set()
-    reads = 0
-    while not stop.exists():
+    reads, parent = 0, os.getppid()
+    while not stop.exists() and os.getppid() == parent:
         found = dict(versions(pair))
         assert max(found) >= max(seen, default=0)
         assert pruned or seen <= set(found), f"{seen - set(found)} were lost"
@@ -145,10 +145,11 @@ def publishers(store: Path, sound: Path, chance: random.Random, kills: int) -> i
         assert not finished or not list(pair.glob(".tmp-*")), "the next publisher left what a killed one had"
         before = now
 
-    met = kill_many(lambda: publish_copy(pair, sound), kills, chance, store / "told", check)
-    stop.touch()
-    assert ended(reader) == 0
-    return met
+    try:
+        return kill_many(lambda: publish_copy(pair, sound), kills, chance, store / "told", check)
+    finally:
+        stop.touch()
+        assert ended(reader) == 0
 
 
 def pruners(store: Path, sound: Path, chance: random.Random, kills: int) -> int:
@@ -172,10 +173,11 @@ def pruners(store: Path, sound: Path, chance: random.Random, kills: int) -> int:
         refill()
         assert [number for number, _ in versions(pair)[-3:]] == [newest + 1, newest + 2, newest + 3]
 
-    met = kill_many(lambda: _prune(store), kills, chance, store / "told", check)
-    stop.touch()
-    assert ended(reader) == 0
-    return met
+    try:
+        return kill_many(lambda: _prune(store), kills, chance, store / "told", check)
+    finally:
+        stop.touch()
+        assert ended(reader) == 0
 
 
 def _prune(store: Path) -> None:

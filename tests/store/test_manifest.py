@@ -78,6 +78,16 @@ def test_a_newer_manifest_names_the_mend() -> None:
         parse_manifest(b'{"manifest_version": 2}', "here")
 
 
+@pytest.mark.parametrize("name", ["a b", "ünicode", "a\nb"])
+def test_a_version_with_a_file_that_no_manifest_can_name_is_not_published(tmp_path: Path, name: str) -> None:
+    def build(folder: Path, version: int) -> None:
+        (folder / name).touch()
+
+    with pytest.raises(BadInput, match="is no name of a file of a version"):
+        publish(tmp_path, build)
+    assert list(tmp_path.glob("v*")) == list(tmp_path.glob(".tmp-*")) == []
+
+
 def test_files_beside_a_version_may_be_named() -> None:
     document = json.dumps({"manifest_version": 1, "files": {"validations/musique-0001.parquet": RECORD}})
     assert list(parse_manifest(document.encode(), "here")) == ["validations/musique-0001.parquet"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Iterator
@@ -191,6 +192,37 @@ def test_a_changed_version_is_not_pushed(tmp_path: Path, url: str) -> None:
     ):
         push(str(folder), url)
     assert Remote(url).files() == {}
+
+
+def test_a_broken_file_beside_a_version_is_not_pushed(tmp_path: Path, url: str) -> None:
+    folder = made(tmp_path)
+    (folder / "validations").mkdir()
+    (folder / "validations" / "x-0001.parquet").write_bytes(b"PAR1")
+    with pytest.raises(BadInput, match=r"x-0001\.parquet: is truncated .* so nothing is pushed"):
+        push(str(folder), url)
+    (folder / "validations" / "x-0001.parquet").unlink()
+    add_sensitivity(folder)
+    (folder / "sensitivity" / "forward.parquet").rename(folder / "sensitivity" / "my map.parquet")
+    with pytest.raises(BadInput, match=r"'sensitivity/my map\.parquet' is no name"):
+        push(str(folder), url)
+    assert Remote(url).files() == {}
+
+
+@pytest.mark.parametrize("error", [FileExistsError("there"), OSError(errno.EINVAL, "precondition failed")])
+def test_services_refuse_a_second_creation_in_their_own_ways(
+    url: str, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    remote = Remote(url)
+    assert remote.create("x", b"one")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(type(MEMORY), "pipe_file", refuse)
+    assert not remote.create("x", b"two")
+    assert remote.create("x", b"one"), "an answer that got lost is asked for again"
+    with pytest.raises(BadInput, match="can be neither created nor read"):
+        remote.create("y", b"two")
 
 
 def test_two_claims_on_one_number_get_two(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

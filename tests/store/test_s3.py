@@ -151,6 +151,12 @@ def test_a_flipped_byte_is_found_when_it_arrives(tmp_path: Path, url: str) -> No
     assert next(one.path for one in verify(url).findings if one.severity == "fault") == f"{place}/measurements.parquet"
 
 
+def test_a_store_whose_name_begins_alike_is_another(tmp_path: Path, url: str) -> None:
+    push(str(made(tmp_path)), f"{url}2")
+    assert ls(url) == []
+    assert verify(url) == (0, [])
+
+
 def test_a_bucket_that_is_not_there(tmp_path: Path, server: None) -> None:
     assert ls("s3://no-such-bucket/x") == []
     with pytest.raises(BadInput, match="no-such-bucket/x cannot be used"):
