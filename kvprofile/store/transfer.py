@@ -18,7 +18,8 @@ from kvprofile.store import reader
 from kvprofile.store.index import pair_entries
 from kvprofile.store.manifest import MANIFEST_FILE, Manifest, file_record, manifest_bytes, read_manifest, require_names
 from kvprofile.store.reader import Profile, is_url, load
-from kvprofile.store.remote import CLAIM_FILE, Listing, Remote, RemoteVersion, entry_of, scope_of
+from kvprofile.store.remote import CLAIM_FILE, Listing, RemoteVersion, entry_of, scope_of
+from kvprofile.store.remote_files import Remote
 from kvprofile.store.retention import Removal, removable
 from kvprofile.store.soundness import Finding, faults_beside, hash_findings
 from kvprofile.store.verify import Verdict, verify_pair

@@ -18,7 +18,7 @@ from kvprofile.store import transfer
 from kvprofile.store.index import ls
 from kvprofile.store.manifest import read_manifest
 from kvprofile.store.reader import load, resolve
-from kvprofile.store.remote import Remote
+from kvprofile.store.remote_files import Remote
 from kvprofile.store.retention import pin, prune
 from kvprofile.store.transfer import pull, push
 from kvprofile.store.verify import verify, verify_profile

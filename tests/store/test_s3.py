@@ -18,7 +18,7 @@ import pytest
 from kvprofile.errors import BadInput
 from kvprofile.store.index import ls
 from kvprofile.store.reader import load
-from kvprofile.store.remote import Remote
+from kvprofile.store.remote_files import Remote
 from kvprofile.store.retention import prune
 from kvprofile.store.transfer import pull, push
 from kvprofile.store.verify import verify
