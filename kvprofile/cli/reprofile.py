@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvprofile.cli.options import parse_bytes
+from kvprofile.cli.options import local_store, parse_bytes
 from kvprofile.cli.output import out
 from kvprofile.cli.progress import Display
 from kvprofile.report.text import duration, print_line
@@ -20,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 def reprofile(
     recipes: Annotated[list[str], typer.Argument(help="Recipe files or names of bundled ones.")],
-    store: Annotated[Path, typer.Option("--out", help="Store of profiles.")] = Path("outputs"),
+    store: Annotated[str, typer.Option("--out", help="Store of profiles; a folder.")] = "outputs",
     check: Annotated[
         bool, typer.Option("--check", help="Only say what is stale; exits with 1 if anything is.")
     ] = False,
@@ -54,11 +53,11 @@ def reprofile(
         "fail_if_worse": None if fail_if_worse is None else parse_loss(fail_if_worse),
         "memory_limit": parse_bytes(memory_limit),
     }
-    codes = []
+    place, codes = local_store(store, "reprofile"), []
     for recipe in recipes:
         try:
             with Display() as display:
-                outcome = run(load_recipe(recipe), store, display, **options)
+                outcome = run(load_recipe(recipe), place, display, **options)
         except KvprofileError as error:  # the other recipes are not to wait for this one
             codes.append(error.exit_code)
             _print({"recipe": recipe, "status": "failed", "error": str(error)}, as_json)

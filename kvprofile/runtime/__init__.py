@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from kvprofile.analysis.choice import cheapest
 from kvprofile.errors import BadInput
 from kvprofile.limits import LossLimit, Rule, parse_loss
-from kvprofile.store.index import ls
-from kvprofile.store.reader import Profile, load
+from kvprofile.store.index import Entry, ls
+from kvprofile.store.reader import Profile, all_rejected, is_url, load
 
 __all__ = ["ChosenPlan", "LossLimit", "ProfileStore", "RuntimeProfile", "load_profile"]
 
@@ -91,13 +91,13 @@ class RuntimeProfile:
 
 
 class ProfileStore:
-    """A folder of profiles, such as `outputs`."""
+    """A folder of profiles, such as `outputs`, or the URL of a remote store, such as `s3://bucket/profiles`."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = path if is_url(path) else Path(path)
 
     def load(self, *, sender: str, receiver: str) -> RuntimeProfile:
-        """Returns the newest profile of a pair; each model is named by its `weights_sha256` or its `name`.
+        """Returns the newest profile of a pair that was not rejected; each model is named by its `weights_sha256` or its `name`.
 
         NOTE: Prefer the hash. Two models of one name are two models, and a cache that another one wrote is
         wrong in silence.
@@ -105,14 +105,16 @@ class ProfileStore:
         Raises:
             BadInput: If the store has no profile of the pair, or the names fit profiles of different weights.
         """
-        newest: dict[tuple[str, str], tuple[str, Path]] = {}
-        for entry in ls(self.path):
-            if entry.problem is not None:
-                continue
-            header = load(entry.path).header
-            if _is(header["sender"], sender) and _is(header["receiver"], receiver):
-                weights = header["sender"]["weights_sha256"], header["receiver"]["weights_sha256"]
-                newest[weights] = max(newest.get(weights, ("", entry.path)), (str(header["created_at"]), entry.path))
+        held = [
+            e for e in ls(self.path) if e.problem is None and _is(e, "sender", sender) and _is(e, "receiver", receiver)
+        ]
+        newest: dict[tuple[str | None, str | None], Entry] = {}
+        for entry in sorted((e for e in held if e.rejected is None), key=lambda e: (str(e.created_at), e.version)):
+            newest[entry.sender_weights, entry.receiver_weights] = entry
+        if held and not newest:
+            raise BadInput(
+                all_rejected(f"{self.path} of the pair", len(held), str(held[-1].path), str(held[-1].rejected))
+            )
         if not newest:
             raise BadInput(
                 f"{self.path} has no profile of {receiver} reading from {sender}; `kvprofile store ls` lists all"
@@ -122,11 +124,13 @@ class ProfileStore:
                 f"{self.path} has profiles of {len(newest)} pairs of weights for {receiver} reading from {sender}; "
                 "give weights_sha256 instead of the names"
             )
-        return load_profile(next(iter(newest.values()))[1])
+        return load_profile(next(iter(newest.values())).path)
 
 
 def load_profile(path: str | Path) -> RuntimeProfile:
     """Returns the profile that a profile folder, its `profile.parquet`, a pair folder or a store with one pair means.
+
+    All of these may also be named by a URL; versions that were rejected are passed over unless the path is that of one.
 
     Raises:
         BadInput: If there is none, or its file is truncated, foreign, or made by a newer kvprofile.
@@ -144,5 +148,5 @@ def _one(rows: list[dict[str, Any]], column: str, wanted: str | None) -> list[di
     return [row for row in rows if row[column] == wanted]
 
 
-def _is(model: Mapping[str, Any], wanted: str) -> bool:
-    return wanted in (model["name"], model["weights_sha256"])
+def _is(entry: Entry, role: str, wanted: str) -> bool:
+    return wanted in (getattr(entry, role), getattr(entry, f"{role}_weights"))

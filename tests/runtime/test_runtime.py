@@ -16,11 +16,25 @@ def test_heavy_packages_stay_out(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom kvprofile.runtime import load_profile\n"
         f"assert load_profile({str(folder)!r}).choose('1%').start_layer == 2\n"
-        "heavy = {'torch', 'transformers', 'pandas', 'datasets', 'pydantic', 'filelock', 'rich', 'typer'}\n"
+        "heavy = {'torch', 'transformers', 'pandas', 'datasets', 'pydantic', 'filelock', 'rich', 'typer', 'fsspec'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_a_remote_store_costs_no_torch() -> None:
+    program = (
+        "import sys\nfrom kvprofile.runtime import ProfileStore\n"
+        "try: ProfileStore('memory://nothing').load(sender='a', receiver='b')\n"
+        "except Exception as error: print(error)\n"
+        "print(sorted({'torch', 'transformers', 'datasets', 'pydantic', 'rich', 'scipy'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines() == [
+        "memory://nothing has no profile of b reading from a; `kvprofile store ls` lists all",
+        "[]",
+    ]
 
 
 def test_chooses_the_critical_layers(tmp_path: Path) -> None:
