@@ -36,7 +36,7 @@ from kvprofile.layers import LayerRange, Plan, groups
 from kvprofile.models.loading import load_pair
 from kvprofile.models.machine import cpu_name
 from kvprofile.recipe import load_recipe, with_options
-from kvprofile.run import build_samples, load_parts
+from kvprofile.samples import build_samples, load_parts
 from kvprofile.strategies import load_all
 
 

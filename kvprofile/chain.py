@@ -41,17 +41,8 @@ from kvprofile.models.compatibility import compare
 from kvprofile.models.loading import LoadedModel, load_models
 from kvprofile.publication import header_of, model_header
 from kvprofile.recipe import Recipe
-from kvprofile.run import (
-    Part,
-    Progress,
-    build_samples,
-    end_ids_of,
-    load_parts,
-    remark_on,
-    require_same_ids,
-    require_writable,
-    sample_identity,
-)
+from kvprofile.run import Progress, end_ids_of, require_writable
+from kvprofile.samples import Part, build_samples, load_parts, remark_on, require_same_ids, sample_identity
 from kvprofile.store.writer import alone, pair_folder, safe_name, write_table
 
 VERSION = 1

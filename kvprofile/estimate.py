@@ -14,7 +14,7 @@ from kvprofile.engine.timing import REPEATS, WARM_UP, matrix_flops_per_second, s
 from kvprofile.layers import LayerRange, grid_union
 from kvprofile.models.loading import load_outline
 from kvprofile.recipe import Recipe
-from kvprofile.run import build_samples, load_parts
+from kvprofile.samples import build_samples, load_parts
 
 _BYTES_PER_MEASUREMENT, _BYTES_PER_PLAN, _BYTES_PER_TOKEN = 12, 53, 2
 """Of the README's sweep of 50: measurements.parquet per row, profile.parquet per row, samples.parquet per context token."""

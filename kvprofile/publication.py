@@ -31,7 +31,8 @@ from kvprofile.models.architecture import head_width, key_value_heads
 from kvprofile.models.loading import LoadedModel
 from kvprofile.models.machine import cpu_name
 from kvprofile.recipe import Recipe, SearchMethod, to_yaml
-from kvprofile.run import Part, Portion, Run, datasets_of, metrics_of, read_part
+from kvprofile.run import Portion, Run, read_part
+from kvprofile.samples import Part, datasets_of, metrics_of
 from kvprofile.search import Removed
 from kvprofile.store.reader import RECIPE_FILE
 from kvprofile.store.schema import FORMAT_VERSION, SAMPLES, SEARCH, TIMINGS

@@ -52,8 +52,8 @@ def present(recipe: Recipe) -> Present:
     Raises:
         BadInput: If its models or data are not there.
     """
-    from kvprofile.models.loading import fingerprint_of
-    from kvprofile.run import datasets_of, load_parts, metrics_of
+    from kvprofile.models.checkpoint import fingerprint_of
+    from kvprofile.samples import datasets_of, load_parts, metrics_of
     from kvprofile.strategies import load_all
 
     parts = load_parts(recipe)

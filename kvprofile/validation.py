@@ -36,7 +36,8 @@ from kvprofile.profiled_pair import ProfiledPair
 from kvprofile.recipe import FieldMapping, with_options
 from kvprofile.report.frontier import Row, frontier_blocks, plan_text
 from kvprofile.resources import resource
-from kvprofile.run import Part, Progress, build_samples, load_part, remark_on, require_same_ids
+from kvprofile.run import Progress
+from kvprofile.samples import Part, build_samples, load_part, remark_on, require_same_ids
 from kvprofile.store.reader import VALIDATIONS_FOLDER, Profile
 from kvprofile.store.writer import alone, write_table
 from kvprofile.strategies import load_all

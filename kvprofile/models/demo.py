@@ -89,7 +89,7 @@ def _convert(gguf: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from kvprofile.models.loading import plain_weights, quiet
+    from kvprofile.models.checkpoint import plain_weights, quiet
 
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)

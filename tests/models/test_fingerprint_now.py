@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from kvprofile.models import hub
+from kvprofile.models.checkpoint import fingerprint_of
 from kvprofile.models.fingerprint import hub_weights_sha256, weights_sha256
-from kvprofile.models.loading import fingerprint_of, load_model
+from kvprofile.models.loading import load_model
 from tests.models.test_gguf import write_gguf
 from tests.tiny import tiny_tokenizer
 from tests.tiny_models import CPU, save_adapter, save_model
@@ -55,7 +56,8 @@ def in_the_hubs_cache(folder: Path, model: Path) -> None:
 READ_FROM_CACHE = """
 import sys
 from kvprofile.models import hub
-from kvprofile.models.loading import fingerprint_of, load_model
+from kvprofile.models.checkpoint import fingerprint_of
+from kvprofile.models.loading import load_model
 from tests.tiny_models import CPU
 loaded = load_model("org/tiny", CPU).fingerprint
 assert fingerprint_of("org/tiny", CPU) == loaded  # the hub cannot be asked: from its cache

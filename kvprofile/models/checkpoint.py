@@ -1,0 +1,163 @@
+"""Where a model's files lie and what they are, without loading weights."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from kvprofile.errors import BadInput
+from kvprofile.models import adapters, demo, failures, hub
+from kvprofile.models.architecture import refuse_unsupported
+from kvprofile.models.fingerprint import (
+    ModelFingerprint,
+    config_sha256,
+    hub_weights_sha256,
+    template_sha256,
+    tokenizer_sha256,
+    weights_sha256,
+)
+from kvprofile.models.reference import DEMO_BASE, ModelReference, parse
+
+if TYPE_CHECKING:
+    from kvprofile.recipe import ModelOptions
+
+
+class Source(NamedTuple):
+    """Where Transformers reads a base from: a folder or hub id, with the name of a GGUF file in the folder."""
+
+    place: str
+    revision: str | None
+    gguf: str | None
+
+    @property
+    def keywords(self) -> dict[str, str]:
+        given = {"revision": self.revision, "gguf_file": self.gguf}
+        return {key: value for key, value in given.items() if value}
+
+
+def source_of(reference: ModelReference) -> Source:
+    """Returns where the base of a reference lies; the demo's is fetched first.
+
+    Raises:
+        BadInput: If the folder holds no model.
+    """
+    if reference.base == DEMO_BASE:
+        return Source(str(demo.base_folder()), None, None)
+    path = Path(reference.base)
+    if not path.is_absolute():
+        return Source(reference.base, reference.revision, None)
+    if path.is_file():
+        return Source(str(path.parent.resolve()), None, path.name)
+    if not (path / "config.json").is_file():
+        if (path / adapters.CONFIG_FILE).is_file():
+            raise BadInput(f'"{path}" is an adapter without its base; write BASE+{path.name}')
+        ggufs = sorted(path.glob("*.gguf"))
+        hint = f'name a file in it, such as "{ggufs[0].name}"' if ggufs else "name a folder that save_pretrained wrote"
+        raise BadInput(f'model folder "{path}" has no config.json; {hint}')
+    return Source(str(path.resolve()), None, None)
+
+
+def checked_config(source: Source, reference: ModelReference, options: ModelOptions) -> PretrainedConfig:
+    """Returns the config of a base.
+
+    Raises:
+        BadInput: If it is not there, or not of a decoder that kvprofile can address.
+    """
+    if not Path(source.place).is_absolute():
+        failures.require_on_hub(source.place, source.revision)
+    with failures.explained(reference.name), quiet():
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            source.place, trust_remote_code=options.trust_remote_code, **source.keywords
+        )
+    refuse_unsupported(config, reference.name)
+    return config
+
+
+def tokenizer_of(source: Source, adapter: Path | None, reference: ModelReference, options: ModelOptions) -> Any:
+    """Returns the adapter's own tokenizer where it brings one, since it may have tokens or a template of its own."""
+    own = adapter and (adapter / "tokenizer_config.json").is_file()
+    place, keywords = (str(adapter), {}) if own else (source.place, source.keywords)
+    with failures.explained(reference.name), quiet():
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=options.trust_remote_code, **keywords)
+
+
+def folder_of(source: Source, revision: str | None) -> Path:
+    """Returns the folder that weights are read from: for a hub id its snapshot in the hub's cache."""
+    if Path(source.place).is_absolute():
+        return Path(source.place)
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(source.place, "config.json", revision=revision)
+    if not isinstance(config, str):
+        raise BadInput(f'"{source.place}" is not in the hub\'s cache after loading; check HF_HOME')
+    return Path(config).parent
+
+
+def quantization_config(options: dict[str, Any]) -> Any:
+    """Returns Transformers' config of these options.
+
+    Raises:
+        BadInput: If they name no method.
+    """
+    from transformers.quantizers.auto import AutoQuantizationConfig
+
+    if not options.keys() & {"quant_method", "load_in_4bit", "load_in_8bit"}:
+        raise BadInput(
+            'quantization needs "quant_method", or "load_in_4bit: true" or "load_in_8bit: true" for bitsandbytes'
+        )
+    return AutoQuantizationConfig.from_dict(dict(options))
+
+
+def fingerprint_of(text: str, options: ModelOptions, folders: Sequence[Path] = ()) -> ModelFingerprint:
+    """Returns the fingerprints of the model that `text` names as it is now; its weights are not loaded.
+
+    Those of local files come from the cache or from reading them once; those of a hub id from the hub's own hashes of its
+    files, or from the hub's cache where the hub cannot be asked.
+
+    Raises:
+        BadInput: As in `load_model`.
+    """
+    reference = parse(text, folders)
+    source = source_of(reference)
+    config = checked_config(source, reference, options)
+    if options.quantization:
+        config.quantization_config = quantization_config(options.quantization)
+    elif source.gguf and hasattr(config, "quantization_config"):
+        del config.quantization_config
+    adapter = adapters.folder(reference.adapter, reference.adapter_revision) if reference.adapter else None
+    tokenizer = tokenizer_of(source, adapter, reference, options)
+    hashes = None if Path(source.place).is_absolute() else hub.weight_hashes(source.place, source.revision)
+    if hashes is not None:
+        weights = hub_weights_sha256(hashes, adapter)
+    else:
+        weights = weights_sha256(folder_of(source, source.revision), source.gguf, adapter)
+    return ModelFingerprint(weights, tokenizer_sha256(tokenizer), template_sha256(tokenizer), config_sha256(config))
+
+
+def plain_weights(model: PreTrainedModel) -> None:
+    """Drops what a GGUF file leaves in the config: once loaded, its weights are no longer quantised."""
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps the progress bars and remarks of Transformers and PEFT off the terminal, and restores the settings."""
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
