@@ -1,4 +1,7 @@
-"""The loss a user accepts: `1%` of the receiver's own score, or `1pt` of a hundred. Standard library only."""
+"""Limits as a user writes them: a loss (`1%` of the receiver's own score, or `1pt` of a hundred), a bandwidth, a time.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,13 @@ Rule = Literal["point", "bound", "certified"]
 
 RULES: tuple[Rule, ...] = ("point", "bound", "certified")
 
+BOUND_METHOD = "unseen-worst@1"
+"""Identity of the upper bounds in a profile; a reader makes those of other methods anew, or does without."""
+
 _COLUMN_ENDS: dict[Rule, str] = {"point": "", "bound": "_upper", "certified": "_certified"}
 _ROUNDING = 1e-9
+_PREFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_MILLISECONDS = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3}
 
 
 class LossLimit(NamedTuple):
@@ -34,8 +42,17 @@ class LossLimit(NamedTuple):
         loss = row.get(self.column(rule))
         if loss is None or math.isnan(loss):
             return False
+        return self.measure(loss) <= self.most
+
+    def measure(self, loss: float) -> float:
+        """Returns a loss of a profile in the unit of the limit."""
+        return loss * (100 if self.unit == "%" else 1)
+
+    @property
+    def most(self) -> float:
+        """The largest loss that passes, in the unit of the limit."""
         # 0.72 against 0.80 must pass a limit of 10 % although 1 - 0.72 / 0.80 is a little above 0.1 in floating point.
-        return bool(loss * (100 if self.unit == "%" else 1) <= self.value + _ROUNDING)
+        return self.value + _ROUNDING
 
     def column(self, rule: Rule = "point") -> str:
         """Returns the name of the value that the limit is for."""
@@ -71,3 +88,35 @@ def parse_rule(text: str) -> Rule:
         if rule == text:
             return rule
     raise BadInput(f'there is no rule "{text[:40]}"{did_you_mean(text, RULES)}; rules are {", ".join(RULES)}')
+
+
+def parse_bandwidth(text: str) -> float:
+    """Returns the bytes per millisecond of a bandwidth such as `100Gbps` (bits), `25 Gbit/s` or `12.5GB/s` (bytes).
+
+    Raises:
+        BadInput: If the unit is missing or the bandwidth is not above zero.
+    """
+    number, unit = _number_and_unit(text)
+    match = re.fullmatch(r"([kMGT])(?:(bps|bit/s)|B/s)", unit)
+    value = number * _PREFIXES[match[1]] / 1000 / (8 if match[2] else 1) if match else 0.0
+    if not 0 < value < math.inf:
+        raise BadInput(f"{text[:40]!r} is not a bandwidth; write 100Gbps (bits) or 12.5GB/s (bytes)")
+    return value
+
+
+def parse_milliseconds(text: str) -> float:
+    """Returns the milliseconds of a time such as `500ms`, `1.5s` or `200us`.
+
+    Raises:
+        BadInput: If the unit is missing.
+    """
+    number, unit = _number_and_unit(text)
+    value = number * _MILLISECONDS.get(unit, math.nan)
+    if not value < math.inf:
+        raise BadInput(f"{text[:40]!r} is not a time; write 500ms or 1.5s")
+    return value
+
+
+def _number_and_unit(text: str) -> tuple[float, str]:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(\S*)\s*", text, re.ASCII)
+    return (float(match[1]), match[2]) if match else (math.nan, "")

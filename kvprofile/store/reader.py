@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +25,8 @@ from kvprofile.store.schema import (
     SEARCH,
     missing_header_keys,
 )
+from kvprofile.store.soundness import parse_json as parse_json
+from kvprofile.store.soundness import problem
 
 PROFILE_FILE = "profile.parquet"
 MEASUREMENTS_FILE = "measurements.parquet"
@@ -35,12 +35,6 @@ SEARCH_FILE = "search.parquet"
 VALIDATIONS_FOLDER = "validations"
 SENSITIVITY_FOLDER = "sensitivity"
 
-_ALWAYS = (
-    *("strategy", "recomputed_layers", "total_layers", "recompute_fraction", "task", "dataset", "metric"),
-    *("n_planned", "n_scored", "on_frontier"),
-)
-"""Columns of `profile.parquet` that are never null."""
-_MOST_LAYERS = 2000
 _TEXTS_OF_MODELS = ("name", "weights_sha256", "tokenizer_sha256", "architecture")
 
 
@@ -155,45 +149,22 @@ def load(path: str | Path) -> Profile:
     rows, header = _read(folder / PROFILE_FILE, PROFILE, with_header=True)
     if rows.num_rows == 0:
         raise BadInput(f"{folder / PROFILE_FILE} holds no plans; sweep again")
-    if problem := next((why for why in map(_problem, rows.to_pylist()) if why), None):
-        raise BadInput(f"{folder / PROFILE_FILE} has a row with {problem}; copy it again or sweep again")
+    if why := next((why for why in map(problem, rows.to_pylist()) if why), None):
+        raise BadInput(f"{folder / PROFILE_FILE} has a row with {why}; copy it again or sweep again")
     return Profile(folder, header, rows)
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Returns the value of a JSON document from a file that anybody may have written.
+def read_header(file: Path) -> dict[str, Any]:
+    """Returns the footer of a profile's table, and reads nothing else of it.
 
     Raises:
-        ValueError: If it is none, holds NaN or infinity, or nests too deeply.
+        BadInput: As `load`.
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("it nests too deeply") from None
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no number of JSON")
-
-
-def _problem(row: Mapping[str, Any]) -> str | None:
-    """Returns what no row of a profile can hold, None if the row is sound."""
-    if absent := [name for name in _ALWAYS if row[name] is None]:
-        return f"no {absent[0]}"
-    if broken := [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]:
-        return f"a {broken[0]} that is no number"
-    start, stop, layers = row["start_layer"], row["stop_layer"], row["total_layers"]
-    if not 1 <= layers <= _MOST_LAYERS:
-        return f"{layers} layers"
-    if row["n_scored"] > 0 and (row["quality"] is None or row["baseline_quality"] is None):
-        return "samples that were scored, and no quality"
-    if (start is None) != (stop is None) or (start is not None and not 0 <= start < stop <= layers):
-        return f"layers {start} to {stop} of {layers}"
-    if not 0 <= row["n_scored"] <= row["n_planned"] or not 0 <= row["recompute_fraction"] <= 1:
-        return "counts that cannot be"
-    if row["granularity"] is not None and row["granularity"] < 1:
-        return f"granularity {row['granularity']}"
-    return None
+        metadata = pq.read_schema(file).metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        raise BadInput(f"{file} is missing, truncated or not Parquet; copy it again or sweep again") from error
+    return _header(file, metadata)
 
 
 _OF_VALIDATION: dict[str, type | UnionType] = {
