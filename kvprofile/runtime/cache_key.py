@@ -1,8 +1,8 @@
 """Keys under which a server keeps K/V: what a plan makes can never be found as what a model makes. Standard library only.
 
 A key is a prefix in clear text and a SHA-256. Hashed are, one after the other: the kind and version of the key, the length and
-the text of a JSON list (tenant, digests of the models, dtypes, plan), and the number and the ids of the context's tokens, eight
-bytes each. Lengths stand before what they measure and JSON quotes what it holds, so no two contents are one text.
+the text of a JSON list (tenant, digests of the models, dtypes, plan), and the length and the ids of the context's tokens, eight
+bytes each. Lengths, in bytes, stand before what they measure and JSON quotes what it holds, so no two contents are one text.
 """
 
 from __future__ import annotations
