@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvprofile.errors import BadInput
-from kvprofile.limits import LossLimit, parse_loss, parse_rule
+from kvprofile.limits import LossLimit, parse_bandwidth, parse_loss, parse_milliseconds, parse_rule
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,42 @@ def test_rules_by_name() -> None:
     assert [parse_rule(name) for name in ("point", "bound", "certified")] == ["point", "bound", "certified"]
     with pytest.raises(BadInput, match='did you mean "certified"'):
         parse_rule("certify")
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_ms"),
+    [
+        ("1Gbps", 125_000),
+        ("100Gbps", 12_500_000),
+        ("12.5GB/s", 12_500_000),
+        (" 10 Gbit/s ", 1_250_000),
+        ("8Mbps", 1000),
+        ("8kbps", 1),
+        (".5Tbps", 62_500_000),
+        ("1MB/s", 1000),
+    ],
+)
+def test_parses_bandwidths(text: str, bytes_per_ms: float) -> None:
+    assert parse_bandwidth(text) == pytest.approx(bytes_per_ms)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "100", "0Gbps", "-1Gbps", "1Gb", "1gbps", "Gbps", "1e3Gbps", "nanGbps", "1GBps", "1Gbps 2"]
+)
+def test_refuses_what_is_no_bandwidth(text: str) -> None:
+    with pytest.raises(BadInput, match="write 100Gbps"):
+        parse_bandwidth(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [("500ms", 500), ("1.5s", 1500), ("200us", 0.2), ("200µs", 0.2), ("0 ms", 0), (".5 s", 500)],
+)
+def test_parses_times(text: str, milliseconds: float) -> None:
+    assert parse_milliseconds(text) == pytest.approx(milliseconds)
+
+
+@pytest.mark.parametrize("text", ["", "500", "-1ms", "1min", "ms", "1e3ms", "infms", "1 2ms", f"{'9' * 400}s"])
+def test_refuses_what_is_no_time(text: str) -> None:
+    with pytest.raises(BadInput, match="write 500ms"):
+        parse_milliseconds(text)

@@ -82,11 +82,7 @@ class Policy(NamedTuple):
             BadInput: If the profile lacks what the policy names, or the policy is none.
         """
         limit = self.max_loss if isinstance(self.max_loss, LossLimit) else parse_loss(self.max_loss)
-        if self.rule not in POLICY_RULES:
-            known = ", ".join(POLICY_RULES)
-            raise BadInput(
-                f'a policy has no rule "{self.rule}"{did_you_mean(self.rule, POLICY_RULES)}; give one of {known}'
-            )
+        parse_policy_rule(self.rule)
         if self.latency_target_ms is not None and not self.latency_target_ms > 0:
             raise BadInput(f"a latency target of {self.latency_target_ms} ms cannot be met; give one above zero")
         source = profile.source(self.task, self.dataset, self.metric)
@@ -218,6 +214,19 @@ class Decider:
             f"nothing is within {target:g} ms; fastest within {self._limit}: {ms:.0f} ms, full prefill {full_ms:.0f} ms"
         )
         return Decision(one.plan, why, ms, _taken(considered, one.plan))
+
+
+def parse_policy_rule(text: str) -> PolicyRule:
+    """Returns the rule of that name.
+
+    Raises:
+        BadInput: If there is none.
+    """
+    for rule in POLICY_RULES:
+        if rule == text:
+            return rule
+    known = ", ".join(POLICY_RULES)
+    raise BadInput(f'a policy has no rule "{text[:40]}"{did_you_mean(text, POLICY_RULES)}; give one of {known}')
 
 
 def _frontier(rows: Iterable[Row]) -> list[Row]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvprofile.errors import BadInput
 from kvprofile.resources import expanded
@@ -13,6 +14,9 @@ from kvprofile.runtime.differences import Difference, differences
 from kvprofile.runtime.export import SUFFIX, read_export
 from kvprofile.runtime.fingerprint import UNKNOWN, Fingerprint, Pair
 from kvprofile.runtime.profile import RuntimeProfile
+
+if TYPE_CHECKING:
+    from kvprofile.store.reader import Profile
 
 REJECTED_FILE = "rejected.json"
 _NEAREST = 3
@@ -128,15 +132,19 @@ class ProfileStore:
 
 
 class Watch:
-    """A store's answer, kept current: `found` costs nothing and may be read by any thread, `refresh` looks at the store."""
+    """A store's answer, kept current: `found` costs nothing and may be read by any thread, `refresh` looks at the store.
+
+    Attributes:
+        question: The arguments of `ProfileStore.find`.
+    """
 
     def __init__(self, store: ProfileStore, question: Mapping[str, Any]) -> None:
+        self.question: Mapping[str, Any] = MappingProxyType(dict(question))
         self._store = store
-        self._question = dict(question)
         self._lock = threading.Lock()
         # Looked at before the search: what is published meanwhile is then found by the next refresh.
         self._state = store.state()
-        self._found = store.find(**self._question)
+        self._found = store.find(**self.question)
 
     @property
     def found(self) -> Found:
@@ -153,7 +161,7 @@ class Watch:
             state = self._store.state()
             if state == self._state:
                 return False
-            found = self._store.find(**self._question)
+            found = self._store.find(**self.question)
             before = self._found
             same = (found.profile and found.profile.folder) == (before.profile and before.profile.folder)
             if not same or found.profile is None:
@@ -185,6 +193,11 @@ def load_profile(path: str | Path) -> RuntimeProfile:
     return _load(folder)
 
 
+def from_reader(profile: Profile) -> RuntimeProfile:
+    """Returns what a runtime takes of a profile that was read as a whole."""
+    return RuntimeProfile(profile.folder, profile.header, profile.rows.to_pylist(), profile.validations())
+
+
 def is_rejected(folder: Path) -> bool:
     """Returns whether somebody said that a version must not be used."""
     return (folder / REJECTED_FILE).exists()
@@ -197,7 +210,7 @@ def _load(folder: Path) -> RuntimeProfile:
     measurements = folder / MEASUREMENTS_FILE
     if measurements.is_file() and read_header(measurements) != profile.header:
         raise BadInput(f"{folder} has two headers that differ, so one was changed; copy it again or sweep again")
-    return RuntimeProfile(folder, profile.header, profile.rows.to_pylist(), profile.validations())
+    return from_reader(profile)
 
 
 def _newest(versions: list[Path], question: Question) -> RuntimeProfile | Near:
