@@ -130,8 +130,8 @@ def kept_lines(blocks: Sequence[Block], kept: Mapping[Source, KeptStarts]) -> li
         points = [number(value, 2) for value in (one.lost_points_mean, one.lost_points_worst)]
         lines.append(
             f"{block.task} / {block.dataset}: E kept of {layers}{how}; the best quality at any recompute loses {points[0]} "
-            f"points on average, {points[1]} at worst (at {one.worst_at} layers); {one.e_bytes_per_token} bytes per context token, "
-            f"{one.e_bytes_saved_per_token} fewer than for the {len(one.frontier_starts)} starts of the whole frontier."
+            f"points on average, {points[1]} at worst (at {one.worst_at} layers); {one.e_bytes_per_token} bytes per context "
+            f"token, {one.e_bytes_saved_per_token} fewer than for the {len(one.frontier_starts)} starts of the whole frontier."
         )
     return lines
 

@@ -174,9 +174,13 @@ def test_pareto_draws_the_frontier_of_what_is_kept(folder: Path) -> None:
     (block,) = document("pareto", folder, "--max-starts", "0")["blocks"]
     assert block["e_storage"]["starts"] == []
     assert {one["start_layer"] for one in block["frontier"]} <= {0, None}
-    assert block["selected_by_granularity"] == {}
     (both,) = document("pareto", folder, "--max-starts", "6", "--metric", "exact_match", "--max-loss", "5%")["blocks"]
     assert both["metric"] == "exact_match"
+    grids = [
+        document("pareto", folder, "--max-loss", "5%", *words)["blocks"][0]["selected_by_granularity"]
+        for words in ((), ("--max-starts", "6"))
+    ]
+    assert (set(grids[0]), grids[1]) == ({"2", "3"}, {})
     output = run("pareto", folder, "--max-starts", "1", "--max-loss", "5%").output
     assert "qa / hotpotqa: E kept of layers 2; the best quality at any recompute loses 0.00 points on average" in output
     assert "E kept" not in run("pareto", folder).output

@@ -275,6 +275,9 @@ def test_a_format_that_recorded_less_matches_nothing(tmp_path: Path) -> None:
     words = no_plan(store.find(sender=complete[0], receiver=complete[1]))
     assert "v0001 was made by format 1, which recorded no config: sweep again" in words
     assert "is not known" in no_plan(store.find(sender=sender, receiver=receiver)), "two unknown digests are not equal"
+    profile = load_profile(FORMAT_1)
+    assert profile.pair[:2] == (sender, receiver)
+    assert not profile.is_for(sender, receiver)
 
 
 def test_a_header_edited_after_publication_is_not_believed(models: Models, tmp_path: Path) -> None:
