@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ _LARGEST_BYTES = 256 * 2**20
 @functools.cache
 def schema() -> Mapping[str, Any]:
     """Returns the JSON Schema (draft 2020-12) of an export."""
-    held: Mapping[str, Any] = json.loads(files(__package__).joinpath(SCHEMA_FILE).read_text("utf-8"))
+    held: Mapping[str, Any] = json.loads(Path(__file__).with_name(SCHEMA_FILE).read_text("utf-8"))
     return held
 
 
