@@ -10,9 +10,10 @@ from typing import Any
 
 from kvprofile.errors import BadInput
 from kvprofile.identity import json_sha256
+from kvprofile.runtime.json_text import parse_json
 from kvprofile.runtime.profile import RuntimeProfile, thawed
 from kvprofile.runtime.shape import misfit
-from kvprofile.store.soundness import parse_json, problem
+from kvprofile.store.checks import row_problem
 
 SUFFIX = ".json"
 EXPORT_VERSION = 1
@@ -86,5 +87,5 @@ def _problem(document: Any) -> str | None:
     if type(version) is int and version > EXPORT_VERSION:
         return f"made by a newer kvprofile, version {version}: pip install -U kvprofile"
     return misfit(document, schema()) or next(
-        (f"a row with {why}" for row in document["plans"] if (why := problem(row))), None
+        (f"a row with {why}" for row in document["plans"] if (why := row_problem(row))), None
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from kvprofile.errors import BadInput
 from kvprofile.resources import expanded
+from kvprofile.store.checks import is_validation, row_problem
 from kvprofile.store.migrations import migrate
 from kvprofile.store.schema import (
     FOOTER_KEY,
@@ -25,8 +26,6 @@ from kvprofile.store.schema import (
     SEARCH,
     missing_header_keys,
 )
-from kvprofile.store.soundness import parse_json as parse_json
-from kvprofile.store.soundness import problem
 
 PROFILE_FILE = "profile.parquet"
 MEASUREMENTS_FILE = "measurements.parquet"
@@ -70,7 +69,7 @@ class Profile:
         found = []
         for path in sorted((self.folder / VALIDATIONS_FOLDER).glob("[!.]*.parquet"), key=lambda p: p.stem[-4:]):
             _, header = _measurements(path, with_header=True)
-            if not _is_validation(header.get("validation")):
+            if not is_validation(header.get("validation")):
                 raise BadInput(f"{path} holds no validation; remove it or validate again")
             self._require_own(path, header)
             found.append({**header["validation"], "file": str(path)})
@@ -149,52 +148,25 @@ def load(path: str | Path) -> Profile:
     rows, header = _read(folder / PROFILE_FILE, PROFILE, with_header=True)
     if rows.num_rows == 0:
         raise BadInput(f"{folder / PROFILE_FILE} holds no plans; sweep again")
-    if why := next((why for why in map(problem, rows.to_pylist()) if why), None):
-        raise BadInput(f"{folder / PROFILE_FILE} has a row with {why}; copy it again or sweep again")
+    if problem := next((why for why in map(row_problem, rows.to_pylist()) if why), None):
+        raise BadInput(f"{folder / PROFILE_FILE} has a row with {problem}; copy it again or sweep again")
     return Profile(folder, header, rows)
 
 
-def read_header(file: Path) -> dict[str, Any]:
-    """Returns the footer of a profile's table, and reads nothing else of it.
+def parse_json(text: str | bytes) -> Any:
+    """Returns the value of a JSON document from a file that anybody may have written.
 
     Raises:
-        BadInput: As `load`.
+        ValueError: If it is none, holds NaN or infinity, or nests too deeply.
     """
     try:
-        metadata = pq.read_schema(file).metadata or {}
-    except (pa.ArrowException, OSError) as error:
-        raise BadInput(f"{file} is missing, truncated or not Parquet; copy it again or sweep again") from error
-    return _header(file, metadata)
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
 
 
-_OF_VALIDATION: dict[str, type | UnionType] = {
-    **dict.fromkeys(("task", "dataset", "metric", "created_at"), str),
-    **dict.fromkeys(("samples", "overlap_left_out"), int),
-    "max_loss": str | None,
-    "confidence": float,
-    "full_prefill_quality": float | int,
-    "plans": list,
-}
-_OF_VALIDATED_PLAN: dict[str, type | UnionType] = {
-    **dict.fromkeys(("plan", "strategy", "unit"), str),
-    **dict.fromkeys(("start_layer", "stop_layer"), int | None),
-    "params": str | None,
-    "recompute_fraction": float | int,
-    **dict.fromkeys(
-        ("promised_at_most", "profiled_loss", "loss", "loss_lower", "loss_upper", "quality", "baseline_quality"),
-        float | int | None,
-    ),
-    **dict.fromkeys(("held", "bounded", "beyond_chance"), bool | None),
-}
-
-
-def _is_validation(value: Any) -> bool:
-    """Returns whether a value from a file has the shape of what `kvprofile validate` writes."""
-
-    def has(held: Any, shape: Mapping[str, type | UnionType]) -> bool:
-        return isinstance(held, dict) and all(k in held and isinstance(held[k], kind) for k, kind in shape.items())
-
-    return has(value, _OF_VALIDATION) and all(has(plan, _OF_VALIDATED_PLAN) for plan in value["plans"])
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON")
 
 
 def _measurements(path: Path, with_header: bool = False) -> tuple[pa.Table, dict[str, Any]]:
@@ -229,6 +201,19 @@ def _read(path: Path, schema: pa.Schema, with_header: bool = False) -> tuple[pa.
         if error.errno is not None:
             raise
         raise BadInput(f"{path} is truncated or damaged; copy it again or sweep again") from error
+
+
+def read_header(file: Path) -> dict[str, Any]:
+    """Returns the footer of a profile's table, and reads nothing else of it.
+
+    Raises:
+        BadInput: As `load`.
+    """
+    try:
+        metadata = pq.read_schema(file).metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        raise BadInput(f"{file} is missing, truncated or not Parquet; copy it again or sweep again") from error
+    return _header(file, metadata)
 
 
 def _header(path: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:

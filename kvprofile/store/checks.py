@@ -1,10 +1,10 @@
-"""What files of a profile may hold, whoever wrote them. Standard library only: a serving runtime imports it."""
+"""What no row of a profile and no validation can hold, whoever wrote the file. Needs the standard library only."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
+from types import UnionType
 from typing import Any
 
 _ALWAYS = (
@@ -15,7 +15,7 @@ _ALWAYS = (
 _MOST_LAYERS = 2000
 
 
-def problem(row: Mapping[str, Any]) -> str | None:
+def row_problem(row: Mapping[str, Any]) -> str | None:
     """Returns what no row of a profile can hold, None if the row is sound."""
     if absent := [name for name in _ALWAYS if row[name] is None]:
         return f"no {absent[0]}"
@@ -35,17 +35,31 @@ def problem(row: Mapping[str, Any]) -> str | None:
     return None
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Returns the value of a JSON document from a file that anybody may have written.
+_OF_VALIDATION: dict[str, type | UnionType] = {
+    **dict.fromkeys(("task", "dataset", "metric", "created_at"), str),
+    **dict.fromkeys(("samples", "overlap_left_out"), int),
+    "max_loss": str | None,
+    "confidence": float,
+    "full_prefill_quality": float | int,
+    "plans": list,
+}
+_OF_VALIDATED_PLAN: dict[str, type | UnionType] = {
+    **dict.fromkeys(("plan", "strategy", "unit"), str),
+    **dict.fromkeys(("start_layer", "stop_layer"), int | None),
+    "params": str | None,
+    "recompute_fraction": float | int,
+    **dict.fromkeys(
+        ("promised_at_most", "profiled_loss", "loss", "loss_lower", "loss_upper", "quality", "baseline_quality"),
+        float | int | None,
+    ),
+    **dict.fromkeys(("held", "bounded", "beyond_chance"), bool | None),
+}
 
-    Raises:
-        ValueError: If it is none, holds NaN or infinity, or nests too deeply.
-    """
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("it nests too deeply") from None
 
+def is_validation(value: Any) -> bool:
+    """Returns whether a value from a file has the shape of what `kvprofile validate` writes."""
 
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no number of JSON")
+    def has(held: Any, shape: Mapping[str, type | UnionType]) -> bool:
+        return isinstance(held, dict) and all(k in held and isinstance(held[k], kind) for k, kind in shape.items())
+
+    return has(value, _OF_VALIDATION) and all(has(plan, _OF_VALIDATED_PLAN) for plan in value["plans"])
