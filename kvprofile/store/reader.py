@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +16,7 @@ import pyarrow.parquet as pq
 from kvprofile.cost.layer_times import LayerTimes
 from kvprofile.errors import BadInput
 from kvprofile.resources import expanded
+from kvprofile.store.checks import is_validation, row_problem
 from kvprofile.store.migrations import migrate
 from kvprofile.store.schema import (
     FOOTER_KEY,
@@ -40,12 +39,6 @@ VALIDATIONS_FOLDER = "validations"
 SENSITIVITY_FOLDER = "sensitivity"
 TIMINGS_FILE = "timings.parquet"
 
-_ALWAYS = (
-    *("strategy", "recomputed_layers", "total_layers", "recompute_fraction", "task", "dataset", "metric"),
-    *("n_planned", "n_scored", "on_frontier"),
-)
-"""Columns of `profile.parquet` that are never null."""
-_MOST_LAYERS = 2000
 _TEXTS_OF_MODELS = ("name", "weights_sha256", "tokenizer_sha256", "architecture")
 
 
@@ -94,7 +87,7 @@ class Profile:
         found = []
         for path in sorted((self.folder / VALIDATIONS_FOLDER).glob("[!.]*.parquet"), key=lambda p: p.stem[-4:]):
             _, header = _measurements(path, with_header=True)
-            if not _is_validation(header.get("validation")):
+            if not is_validation(header.get("validation")):
                 raise BadInput(f"{path} holds no validation; remove it or validate again")
             self._require_own(path, header)
             found.append({**header["validation"], "file": str(path)})
@@ -187,7 +180,7 @@ def load(path: str | Path) -> Profile:
     rows, header = _read(folder / PROFILE_FILE, PROFILE, with_header=True)
     if rows.num_rows == 0:
         raise BadInput(f"{folder / PROFILE_FILE} holds no plans; sweep again")
-    if problem := next((why for why in map(_problem, rows.to_pylist()) if why), None):
+    if problem := next((why for why in map(row_problem, rows.to_pylist()) if why), None):
         raise BadInput(f"{folder / PROFILE_FILE} has a row with {problem}; copy it again or sweep again")
     return Profile(folder, header, rows)
 
@@ -206,56 +199,6 @@ def parse_json(text: str | bytes) -> Any:
 
 def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is no number of JSON")
-
-
-def _problem(row: Mapping[str, Any]) -> str | None:
-    """Returns what no row of a profile can hold, None if the row is sound."""
-    if absent := [name for name in _ALWAYS if row[name] is None]:
-        return f"no {absent[0]}"
-    if broken := [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]:
-        return f"a {broken[0]} that is no number"
-    start, stop, layers = row["start_layer"], row["stop_layer"], row["total_layers"]
-    if not 1 <= layers <= _MOST_LAYERS:
-        return f"{layers} layers"
-    if row["n_scored"] > 0 and (row["quality"] is None or row["baseline_quality"] is None):
-        return "samples that were scored, and no quality"
-    if (start is None) != (stop is None) or (start is not None and not 0 <= start < stop <= layers):
-        return f"layers {start} to {stop} of {layers}"
-    if not 0 <= row["n_scored"] <= row["n_planned"] or not 0 <= row["recompute_fraction"] <= 1:
-        return "counts that cannot be"
-    if row["granularity"] is not None and row["granularity"] < 1:
-        return f"granularity {row['granularity']}"
-    return None
-
-
-_OF_VALIDATION: dict[str, type | UnionType] = {
-    **dict.fromkeys(("task", "dataset", "metric", "created_at"), str),
-    **dict.fromkeys(("samples", "overlap_left_out"), int),
-    "max_loss": str | None,
-    "confidence": float,
-    "full_prefill_quality": float | int,
-    "plans": list,
-}
-_OF_VALIDATED_PLAN: dict[str, type | UnionType] = {
-    **dict.fromkeys(("plan", "strategy", "unit"), str),
-    **dict.fromkeys(("start_layer", "stop_layer"), int | None),
-    "params": str | None,
-    "recompute_fraction": float | int,
-    **dict.fromkeys(
-        ("promised_at_most", "profiled_loss", "loss", "loss_lower", "loss_upper", "quality", "baseline_quality"),
-        float | int | None,
-    ),
-    **dict.fromkeys(("held", "bounded", "beyond_chance"), bool | None),
-}
-
-
-def _is_validation(value: Any) -> bool:
-    """Returns whether a value from a file has the shape of what `kvprofile validate` writes."""
-
-    def has(held: Any, shape: Mapping[str, type | UnionType]) -> bool:
-        return isinstance(held, dict) and all(k in held and isinstance(held[k], kind) for k, kind in shape.items())
-
-    return has(value, _OF_VALIDATION) and all(has(plan, _OF_VALIDATED_PLAN) for plan in value["plans"])
 
 
 def _measurements(path: Path, with_header: bool = False) -> tuple[pa.Table, dict[str, Any]]:
@@ -290,6 +233,19 @@ def _read(path: Path, schema: pa.Schema, with_header: bool = False) -> tuple[pa.
         if error.errno is not None:
             raise
         raise BadInput(f"{path} is truncated or damaged; copy it again or sweep again") from error
+
+
+def read_header(file: Path) -> dict[str, Any]:
+    """Returns the footer of a profile's table, and reads nothing else of it.
+
+    Raises:
+        BadInput: As `load`.
+    """
+    try:
+        metadata = pq.read_schema(file).metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        raise BadInput(f"{file} is missing, truncated or not Parquet; copy it again or sweep again") from error
+    return _header(file, metadata)
 
 
 def _header(path: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
