@@ -49,6 +49,35 @@ def recipe_with(recipe: str | None, options: Mapping[str, Any]) -> Recipe:
     return with_options(base, **given) if base else parse_recipe(given, Path.cwd(), "options")
 
 
+def local_store(store: str, command: str) -> Path:
+    """Returns the folder of a store that is measured into.
+
+    Raises:
+        BadInput: If it is a URL.
+    """
+    from kvprofile.errors import BadInput
+    from kvprofile.resources import expanded
+
+    if "://" in store:
+        raise BadInput(f"{command} works in a folder; give one with --out, then `kvprofile store push PROFILE {store}`")
+    return expanded(store)
+
+
+def require_folder(profile: str, command: str) -> None:
+    """Refuses a profile at a URL, for commands that keep their result beside it.
+
+    Raises:
+        BadInput: If it is one.
+    """
+    from kvprofile.errors import BadInput
+
+    if "://" in profile:
+        raise BadInput(
+            f"{command} keeps its result beside the profile, and {profile} cannot be changed; "
+            f"`kvprofile store pull {profile}` makes a copy that can"
+        )
+
+
 def parse_bytes(size: str | None) -> int | None:
     """Returns the bytes of a size such as `12GB`, None for None."""
     from pydantic import ByteSize, TypeAdapter, ValidationError

@@ -29,11 +29,14 @@ def report(
     as_json: JsonFlag = False,
 ) -> None:
     """Write a self-contained HTML report: verdict, frontier, all groups, layers, samples, costs, provenance, glossary."""
+    from kvprofile.errors import BadInput
     from kvprofile.limits import parse_loss, parse_rule
     from kvprofile.report.html import write_figures, write_report
-    from kvprofile.store.reader import load
+    from kvprofile.store.reader import is_url, load
 
     limit, by = parse_loss(max_loss), parse_rule(rule)
+    if output is None and is_url(profile):
+        raise BadInput(f"{profile} cannot be changed; give the report a place with -o FILE")
     loaded = load(profile)
     target = output or loaded.folder / "report.html"
     write_report(loaded, target, limit, by)

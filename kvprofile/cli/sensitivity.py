@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvprofile.cli.options import parse_bytes
+from kvprofile.cli.options import parse_bytes, require_folder
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.cli.progress import Display
 
@@ -48,6 +48,7 @@ def sensitivity(
     if not 0 <= critical <= 100:
         raise BadInput(f"--critical {critical:g} is no loss between 0 and 100 per cent")
     limit = parse_bytes(memory_limit)
+    require_folder(profile, "sensitivity")
     loaded, direction = load(profile), "reverse" if reverse else "forward"
     if loaded.sensitivity(direction) is None:
         profile_samples(loaded)  # says so before the models are loaded, if they were not kept

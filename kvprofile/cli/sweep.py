@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvprofile.cli.options import parse_bytes, recipe_with
+from kvprofile.cli.options import local_store, parse_bytes, recipe_with
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.cli.progress import Display
 from kvprofile.report.text import print_line
@@ -39,13 +38,14 @@ def sweep(
         str | None, typer.Option(help="Most memory on the device, such as 12GB; what is free if not said.")
     ] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Let a checkpoint bring code that is run.")] = False,
-    store: Annotated[Path, typer.Option("--out", help="Store of profiles.")] = Path("outputs"),
+    store: Annotated[str, typer.Option("--out", help="Store of profiles: a folder.")] = "outputs",
     as_json: JsonFlag = False,
 ) -> None:
     """Measures every way of reusing the sender's cache on a pair, and publishes the profile.
 
     Interrupted, it goes on where it stood when the same command is run again.
     """
+    place = local_store(store, "sweep")
     from kvprofile.sweep import sweep as run
 
     options = {
@@ -66,7 +66,7 @@ def sweep(
         "trust_remote_code": True if trust_remote_code else None,
     }
     with Display() as display:
-        folder = run(recipe_with(recipe, options), store, display, parse_bytes(memory_limit))
+        folder = run(recipe_with(recipe, options), place, display, parse_bytes(memory_limit))
     if as_json:
         print_json({"profile": str(folder)})
     else:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvprofile.cli.options import RULE_HELP
+from kvprofile.cli.options import RULE_HELP, require_folder
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.cli.progress import Display
 
@@ -61,6 +61,7 @@ def validate(
     if contexts < 1:
         raise BadInput("--contexts must be at least 1")
     limit = None if max_loss is None else parse_loss(max_loss)
+    require_folder(profile, "validate")
     loaded = load(profile)
     rows = chosen_plans(loaded, plans, limit, rule=parse_rule(rule), task=task, dataset=profiled_dataset, metric=metric)
     with Display() as display:

@@ -55,13 +55,34 @@ def print_entries(console: Console, entries: Sequence[Entry], out: str) -> None:
     if not entries:
         print_line(console, f"no profiles in {out}; make one with `kvprofile sweep RECIPE --out {out}`")
         return
-    table = new_table("profile", "receiver", "sender", "created", "tasks", "size", left=5)
+    table = new_table(
+        "profile",
+        "receiver",
+        "sender",
+        "created",
+        "tasks",
+        "search",
+        "remarks",
+        "plans",
+        "samples",
+        "format",
+        "size",
+        left=7,
+    )
     for entry in entries:
-        what = [entry.receiver, entry.sender, entry.created_at, ", ".join(entry.tasks)]
+        what = [entry.receiver, entry.sender, entry.created_at, ", ".join(entry.tasks), entry.search]
         if entry.problem is not None:
-            what = [f"unreadable: {entry.problem}", "", "", ""]
-        add_row(table, [entry.path, *what, size(entry.bytes)])
+            what = [f"unreadable: {entry.problem}", "", "", "", ""]
+        counts = (entry.plans, entry.samples, entry.format)
+        add_row(table, [entry.path, *what, "; ".join(_remarks(entry)), *counts, size(entry.bytes)])
     print_table(console, table)
+
+
+def _remarks(entry: Entry) -> list[str]:
+    times = f"validated {entry.validations} time{'' if entry.validations == 1 else 's'}"
+    rejected = f"rejected: {entry.rejected}"
+    known = ((rejected, entry.rejected is not None), ("pinned", entry.pinned), (times, entry.validations > 0))
+    return [remark for remark, holds in known if holds]
 
 
 def _print_pair(console: Console, pair: Mapping[str, Any]) -> None:

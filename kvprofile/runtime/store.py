@@ -1,9 +1,9 @@
-"""Finds the profile of the very models that a server runs, and keeps it current. Parquet is read with pyarrow."""
+"""Finds the profile of the very models that a server runs, and keeps it current. Parquet takes pyarrow, a URL fsspec."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,6 @@ from kvprofile.runtime.profile import RuntimeProfile
 if TYPE_CHECKING:
     from kvprofile.store.reader import Profile
 
-REJECTED_FILE = "rejected.json"
 _NEAREST = 3
 _LONGEST = 200
 
@@ -47,11 +46,11 @@ class Near(NamedTuple):
     """A profile that does not answer, and why.
 
     Attributes:
-        folder: Where it lies.
+        place: Where it lies: its folder or URL.
         differences: What keeps it from answering; never empty.
     """
 
-    folder: Path
+    place: str
     differences: tuple[Difference, ...]
 
 
@@ -71,15 +70,31 @@ class Found(NamedTuple):
         """Why there is none, in words; empty where there is one."""
         if self.profile is not None:
             return ""
-        reasons = [f"{near.folder}: {'; '.join(one.words for one in near.differences)}" for near in self.nearest]
+        reasons = [f"{near.place}: {'; '.join(one.words for one in near.differences)}" for near in self.nearest]
         return "\n".join(reasons) or "the store has no profile"
 
 
+class Version(NamedTuple):
+    """A version in a store.
+
+    Attributes:
+        place: Its folder or URL.
+        name: Such as `v0003`.
+        rejected: Whether it must not be used.
+        fetch: Returns a folder of this machine that holds it: all of it, or at least its `profile.parquet`.
+    """
+
+    place: str
+    name: str
+    rejected: bool
+    fetch: Callable[[bool], Path]
+
+
 class ProfileStore:
-    """A folder of profiles, such as `outputs`."""
+    """A folder of profiles, such as `outputs`, or the URL of a remote store, such as `s3://bucket/profiles`."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = expanded(path)
+        self.path = path if isinstance(path, str) and "://" in path else expanded(path)
 
     def find(
         self,
@@ -119,16 +134,20 @@ class ProfileStore:
         """Returns the answer to `find` with the same arguments, which `refresh` brings up to date."""
         return Watch(self, question)
 
-    def state(self) -> frozenset[tuple[Path, bool]]:
+    def state(self) -> frozenset[tuple[str, bool]]:
         """Returns which versions there are and whether they are rejected: what an answer depends on. Opens no file."""
-        return frozenset((folder, is_rejected(folder)) for versions in self._pairs() for folder in versions)
+        return frozenset((one.place, one.rejected) for pair in self._pairs() for one in pair)
 
-    def _pairs(self) -> Iterator[list[Path]]:
-        """Returns the versions of each pair folder, newest first."""
-        from kvprofile.store.reader import pairs, versions
+    def _pairs(self) -> Iterator[list[Version]]:
+        """Yields the versions of each pair, newest first."""
+        from kvprofile.store.reader import is_url, pairs, versions
 
-        for pair in pairs(self.path):
-            yield [folder for _, folder in reversed(versions(pair))]
+        if is_url(self.path):
+            yield from _remote_pairs(str(self.path))
+            return
+        for pair in pairs(Path(self.path)):
+            if found := versions(pair):  # none where they were all removed a moment ago
+                yield [_local(folder) for _, folder in reversed(found)]
 
 
 class Watch:
@@ -182,12 +201,9 @@ def load_profile(path: str | Path) -> RuntimeProfile:
     file = expanded(path)
     if file.suffix == SUFFIX and file.is_file():
         return read_export(file)
-    from kvprofile.store.reader import PROFILE_FILE, resolve, versions
+    from kvprofile.store.reader import resolve
 
     folder = resolve(path)
-    if is_rejected(folder) and folder not in (file, file.parent if file.name == PROFILE_FILE else None):
-        others = (other for _, other in reversed(versions(folder.parent)) if not is_rejected(other))
-        folder = next((other for other in others if (other / PROFILE_FILE).is_file()), folder)
     if is_rejected(folder):
         raise BadInput(f"{folder} was rejected and must not be used; sweep again or give another version")
     return _load(folder)
@@ -202,7 +218,9 @@ def from_reader(profile: Profile) -> RuntimeProfile:
 
 def is_rejected(folder: Path) -> bool:
     """Returns whether somebody said that a version must not be used."""
-    return (folder / REJECTED_FILE).exists()
+    from kvprofile.store.reader import rejection
+
+    return rejection(folder) is not None
 
 
 def _load(folder: Path) -> RuntimeProfile:
@@ -215,31 +233,50 @@ def _load(folder: Path) -> RuntimeProfile:
     return from_reader(profile)
 
 
-def _newest(versions: list[Path], question: Question) -> RuntimeProfile | Near:
+def _local(folder: Path) -> Version:
+    return Version(str(folder), folder.name, is_rejected(folder), lambda whole: folder)
+
+
+def _remote_pairs(url: str) -> Iterator[list[Version]]:
+    from kvprofile.store.reader import PROFILE_FILE, REJECTED_FILE
+    from kvprofile.store.remote import Listing, Remote, RemoteVersion, fetch
+
+    def made(version: RemoteVersion) -> Version:
+        name = version.name.rpartition("/")[2]
+        rejected = REJECTED_FILE in version.files
+        return Version(version.url, name, rejected, lambda whole: fetch(version, None if whole else (PROFILE_FILE,)))
+
+    listing = Listing(Remote(url))
+    for pair in listing.pairs:
+        yield [made(version) for version in reversed(listing.published(pair))]
+
+
+def _newest(versions: list[Version], question: Question) -> RuntimeProfile | Near:
     """Returns the first of a pair's versions, newest first, that answers; else the one that comes closest."""
     near: list[Near] = []
-    for folder in versions:
-        found = _compare(folder, question)
+    for version in versions:
+        found = _compare(version, question)
         if isinstance(found, RuntimeProfile):
             return found
-        near.append(Near(folder, tuple(found)))
+        near.append(Near(version.place, tuple(found)))
     return min(near, key=_distance)
 
 
-def _compare(folder: Path, question: Question) -> RuntimeProfile | list[Difference]:
-    from kvprofile.store.reader import PROFILE_FILE, read_header
+def _compare(version: Version, question: Question) -> RuntimeProfile | list[Difference]:
+    from kvprofile.store.reader import PROFILE_FILE, format_version, read_header
 
     try:
+        folder = version.fetch(False)
         pair = Pair.of(read_header(folder / PROFILE_FILE))
-        found = differences(pair, question.sender, question.receiver, folder.name, lambda: _format_of(folder))
+        found = differences(pair, question.sender, question.receiver, version.name, lambda: format_version(folder))
         if question.dtype is not None and {question.dtype} != {pair.sender_dtype, pair.receiver_dtype}:
             computed = f"{pair.sender_dtype} and {pair.receiver_dtype}"
-            found.append(Difference("dtype", f"{folder.name} was measured in {computed}, not in {question.dtype}"))
-        if is_rejected(folder):
-            found.append(Difference("rejected", f"{folder.name} was rejected"))
+            found.append(Difference("dtype", f"{version.name} was measured in {computed}, not in {question.dtype}"))
+        if version.rejected:
+            found.append(Difference("rejected", f"{version.name} was rejected"))
         if found:
             return found
-        profile = _load(folder)
+        profile = _load(version.fetch(True))
         return _lacking(profile, question) or profile
     except (BadInput, OSError) as error:
         return [Difference("file", str(error))]
@@ -254,19 +291,6 @@ def _lacking(profile: RuntimeProfile, question: Question) -> list[Difference]:
             return [Difference(name, f"no such {name}: it has {', '.join(known)[:_LONGEST]}")]
         rows = tuple(row for row in rows if wanted in (None, row[name]))
     return []
-
-
-def _format_of(folder: Path) -> int:
-    """Returns the format that a profile was written in, which reading brings up to this one."""
-    import json
-
-    import pyarrow.parquet as pq
-
-    from kvprofile.store.reader import PROFILE_FILE
-    from kvprofile.store.schema import FOOTER_KEY
-
-    metadata = pq.read_schema(folder / PROFILE_FILE).metadata
-    return int(json.loads(metadata[FOOTER_KEY.encode()])["format_version"])
 
 
 def _distance(near: Near) -> tuple[bool, int]:

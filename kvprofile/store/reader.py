@@ -58,7 +58,7 @@ class Profile:
 
     def measurements(self) -> pa.Table:
         """Reads and returns the table with one row per plan × sample × metric."""
-        return _measurements(self.folder / MEASUREMENTS_FILE)[0]
+        return read_measurements(self.folder / MEASUREMENTS_FILE)[0]
 
     def samples(self) -> pa.Table:
         """Reads and returns the table with one row per sample."""
@@ -84,21 +84,25 @@ class Profile:
 
     def validations(self) -> list[dict[str, Any]]:
         """Returns what `kvprofile validate` found, oldest first; the measurements lie in the file each one names."""
-        found = []
-        for path in sorted((self.folder / VALIDATIONS_FOLDER).glob("[!.]*.parquet"), key=lambda p: p.stem[-4:]):
-            _, header = _measurements(path, with_header=True)
-            if not is_validation(header.get("validation")):
-                raise BadInput(f"{path} holds no validation; remove it or validate again")
-            self._require_own(path, header)
-            found.append({**header["validation"], "file": str(path)})
-        return found
+        paths = (self.folder / VALIDATIONS_FOLDER).glob("[!.]*.parquet")
+        return [self.validation(path) for path in sorted(paths, key=lambda p: p.stem[-4:])]
+
+    def validation(self, path: Path) -> dict[str, Any]:
+        """Returns what one of the files in `validations/` found."""
+        _, header = read_measurements(path, with_header=True)
+        if not is_validation(header.get("validation")):
+            raise BadInput(f"{path} holds no validation; remove it or validate again")
+        self._require_own(path, header)
+        return {**header["validation"], "file": str(path)}
 
     def sensitivity(self, direction: str = "forward") -> pa.Table | None:
         """Returns the measurements of `kvprofile sensitivity`, None if it has not run; `reverse` exchanges the models' roles."""
         path = self.folder / SENSITIVITY_FOLDER / f"{direction}.parquet"
-        if not path.is_file():
-            return None
-        table, header = _measurements(path, with_header=True)
+        return self.map_in(path) if path.is_file() else None
+
+    def map_in(self, path: Path) -> pa.Table:
+        """Returns the measurements in one of the files in `sensitivity/`."""
+        table, header = read_measurements(path, with_header=True)
         self._require_own(path, header)
         return table
 
@@ -115,16 +119,6 @@ def versions(pair: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in found if match and path.is_dir())
 
 
-def rejection(folder: Path) -> str | None:
-    """Returns why a version was rejected when it was published, None if it was not."""
-    try:
-        return str(parse_json((folder / REJECTED_FILE).read_bytes())["reason"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return "its rejection cannot be read"
-
-
 def pairs(store: Path) -> list[Path]:
     """Returns the pair folders of a store by name."""
     if not store.is_dir():
@@ -135,11 +129,17 @@ def pairs(store: Path) -> list[Path]:
 def resolve(path: str | Path) -> Path:
     """Returns the folder of the profile that a path means: a profile, a pair or a store with one pair (newest version).
 
+    Rejected versions are passed over unless the path is that of one. What lies at a URL is copied to the cache first.
+
     Raises:
-        BadInput: If there is no profile, or the store has several pairs.
+        BadInput: If there is no profile, only rejected ones, or the store has several pairs.
     """
     if not str(path):
         raise BadInput("the profile's path is empty; give a profile's folder")
+    if is_url(path):
+        from kvprofile.store.remote import fetch_profile  # here, so that reading a folder costs no fsspec
+
+        return fetch_profile(str(path))
     path = expanded(path)
     if path.is_file():
         if path.name != PROFILE_FILE:
@@ -161,13 +161,37 @@ def resolve(path: str | Path) -> Path:
     raise BadInput(f"there is no profile in {path}; make one with `kvprofile sweep RECIPE --out {path}`")
 
 
-def _newest(found: list[tuple[int, Path]]) -> Path:
-    """Returns the newest version that holds a profile; one that was rejected is not taken.
+def is_url(path: str | Path) -> bool:
+    """Returns whether a profile or a store is named by the URL of a remote one, such as `s3://bucket/profiles`."""
+    return isinstance(path, str) and "://" in path
 
-    Where none is left, the newest, whose error then tells.
-    """
-    served = [folder for _, folder in found if rejection(folder) is None]
-    return next((folder for folder in reversed(served) if (folder / PROFILE_FILE).is_file()), found[-1][1])
+
+def rejection(folder: Path) -> str | None:
+    """Returns why a version was rejected when it was published, None if it was not."""
+    path = folder / REJECTED_FILE
+    return rejection_reason(path.read_bytes()) if path.is_file() else None
+
+
+def rejection_reason(document: bytes) -> str:
+    """Returns the reason in a `rejected.json`; whatever else it holds, the version stays rejected."""
+    try:
+        return str(parse_json(document)["reason"])
+    except (ValueError, KeyError, TypeError):
+        return f"{REJECTED_FILE} tells no reason"
+
+
+def _newest(found: list[tuple[int, Path]]) -> Path:
+    """Returns the newest version that holds a profile and was not rejected; where none holds one, its error then tells."""
+    whole = [folder for _, folder in found if (folder / PROFILE_FILE).is_file()]
+    rejected = {folder: why for folder in whole if (why := rejection(folder)) is not None}
+    if whole and len(rejected) == len(whole):
+        raise BadInput(all_rejected(str(found[-1][1].parent), len(whole), str(whole[-1]), rejected[whole[-1]]))
+    return next((folder for folder in reversed(whole) if folder not in rejected), found[-1][1])
+
+
+def all_rejected(pair: str, count: int, newest: str, reason: str) -> str:
+    """Returns the sentence that a pair has no version to serve with."""
+    return f"all {count} versions in {pair} are rejected (the newest: {reason}); name one to see it, such as {newest}"
 
 
 def load(path: str | Path) -> Profile:
@@ -183,6 +207,12 @@ def load(path: str | Path) -> Profile:
     if problem := next((why for why in map(row_problem, rows.to_pylist()) if why), None):
         raise BadInput(f"{folder / PROFILE_FILE} has a row with {problem}; copy it again or sweep again")
     return Profile(folder, header, rows)
+
+
+def format_version(folder: Path) -> int:
+    """Returns the format that a profile's file is written in; its header is read as one of this format."""
+    made_by: int = parse_json(pq.read_schema(folder / PROFILE_FILE).metadata[FOOTER_KEY.encode()])["format_version"]
+    return made_by
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -201,7 +231,12 @@ def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is no number of JSON")
 
 
-def _measurements(path: Path, with_header: bool = False) -> tuple[pa.Table, dict[str, Any]]:
+def read_measurements(path: Path, with_header: bool = False) -> tuple[pa.Table, dict[str, Any]]:
+    """Returns a table of measurements, of a profile or beside it, and its header where it is asked for.
+
+    Raises:
+        BadInput: If the file is missing, truncated, foreign, or made by a newer kvprofile.
+    """
     table, header = _read(path, MEASUREMENTS, with_header)
     if len(table) == 0:
         raise BadInput(f"{path} holds no measurements; copy it again or sweep again")

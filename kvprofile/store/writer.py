@@ -18,12 +18,15 @@ import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
 from kvprofile.errors import Interrupted
+from kvprofile.store.manifest import write_manifest
 from kvprofile.store.reader import versions
 from kvprofile.store.schema import FOOTER_KEY, missing_header_keys
 
 LOCK = "lock"
+"""Of a folder of work in progress."""
+PAIR_LOCK = ".lock"
+TEMPORARY = ".tmp-"
 _LONGEST_NAME = 96
-_TEMPORARY = ".tmp-"
 
 
 def pair_folder(out: Path, sender_name: str, receiver_name: str) -> Path:
@@ -67,7 +70,7 @@ def write_table(table: pa.Table, path: Path, footer: dict[str, Any] | None = Non
             raise ValueError(f"the profile's footer lacks {', '.join(missing)}")
         encoded = json.dumps(footer, ensure_ascii=False, sort_keys=True, allow_nan=False)
         table = table.replace_schema_metadata({FOOTER_KEY: encoded})
-    temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{path.name}")
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
     try:
         with temporary.open("wb") as file:
             pq.write_table(table, file, compression="zstd", write_page_checksum=True)
@@ -82,24 +85,27 @@ def write_table(table: pa.Table, path: Path, footer: dict[str, Any] | None = Non
 def publish(pair: Path, build: Callable[[Path, int], None]) -> Path:
     """Returns the folder of a new version of the pair, complete or not there at all.
 
-    `build` gets an empty temporary folder and the version's number and writes all files. Publishers of one pair
-    take turns, so two sweeps at once get two numbers; what a killed one left behind is removed by the next.
+    `build` gets an empty temporary folder and the version's number and writes all files; their hashes are written last, as
+    `manifest.json`. Publishers of one pair take turns, so two sweeps at once get two numbers; what a killed one left behind
+    is removed by the next.
     """
     pair.mkdir(parents=True, exist_ok=True)
-    with FileLock(pair / ".lock"):
-        for leftover in pair.glob(f"{_TEMPORARY}*"):
+    with FileLock(pair / PAIR_LOCK):
+        for leftover in pair.glob(f"{TEMPORARY}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         number = max((n for n, _ in versions(pair)), default=0) + 1
-        temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=pair))
+        temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=pair))
         try:
             build(temporary, number)
+            write_manifest(temporary)
+            sync_folder(temporary)
             temporary.chmod(0o777 & ~_umask())  # mkdtemp's 0700 would keep the user's group from the profile
             target = pair / f"v{number:04d}"
             temporary.rename(target)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        _sync_folder(pair)
+        sync_folder(pair)
     return target
 
 
@@ -109,7 +115,8 @@ def _umask() -> int:
     return mask
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Waits until the names in a folder have reached the disk."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)

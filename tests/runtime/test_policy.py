@@ -14,8 +14,9 @@ from kvprofile.cost.timeline import LayerCost, Link, Request, first_tokens_ms
 from kvprofile.errors import BadInput
 from kvprofile.layers import LayerRange
 from kvprofile.limits import BOUND_METHOD, LossLimit, parse_loss
-from kvprofile.runtime import Decision, Policy, RuntimeProfile
-from tests.profile_factory import header
+from kvprofile.runtime import Decision, Policy, RuntimeProfile, load_profile
+from kvprofile.runtime.export import export_text
+from tests.profile_factory import add_timings, header, publish_profile
 from tests.runtime.test_staircase import random_rows
 
 LAYERS = 10

@@ -1,0 +1,197 @@
+"""Which versions of a store may go, and how they go: whole, under the pair's lock, never what is still needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+from filelock import FileLock, Timeout
+
+from kvprofile.errors import BadInput
+from kvprofile.store.index import Entry, pair_entries, pair_folders
+from kvprofile.store.manifest import PINNED_FILE
+from kvprofile.store.reader import SENSITIVITY_FOLDER, VALIDATIONS_FOLDER, is_url, resolve
+from kvprofile.store.writer import PAIR_LOCK, TEMPORARY, sync_folder
+
+_STALE = timedelta(hours=1)
+"""Age at which a temporary file of a process that is gone is taken for a leftover."""
+
+
+class Removal(NamedTuple):
+    """Something that goes.
+
+    Attributes:
+        path: Where it is.
+        why: Why it may go.
+        bytes: Its size.
+    """
+
+    path: str
+    why: str
+    bytes: int
+
+
+def parse_age(text: str) -> timedelta:
+    """Returns an age such as `90d` or `12h`.
+
+    Raises:
+        BadInput: If it is none.
+    """
+    match = re.fullmatch(r"(\d{1,6})([dh])", text.strip())
+    if match is None:
+        raise BadInput(f'age "{text}" is no number of days or hours; write 90d or 12h')
+    return timedelta(**{"days" if match[2] == "d" else "hours": int(match[1])})
+
+
+def prune(
+    store: str | Path, keep: int, older_than: timedelta | None = None, *, really: bool, now: datetime | None = None
+) -> list[Removal]:
+    """Returns what goes of a store, and removes it if `really`.
+
+    Args:
+        store: A folder or a URL.
+        keep: How many of the newest versions of each pair stay.
+        older_than: Only versions of at least this age go; None for any.
+        really: Whether to remove it.
+        now: The time from which ages count; the present if None.
+
+    Raises:
+        BadInput: If there is no such store, or nothing would be kept.
+    """
+    if keep < 1:
+        raise BadInput(f"--keep {keep} would leave no version to serve with; keep at least 1")
+    now = now or datetime.now(UTC)
+    if is_url(store):
+        from kvprofile.store.transfer import prune_remote  # here, so that a folder costs no fsspec
+
+        return prune_remote(str(store), keep, older_than, really, now)
+    store = Path(store)
+    if not store.is_dir():
+        raise BadInput(f"there is no store at {store}; give the folder that --out of a sweep named")
+    return [gone for pair in pair_folders(store) for gone in _prune_pair(pair, keep, older_than, really, now)]
+
+
+def _prune_pair(pair: Path, keep: int, older_than: timedelta | None, really: bool, now: datetime) -> Iterator[Removal]:
+    with _locked(pair, wait=really) as alone:
+        if alone:
+            for leftover in sorted(pair.glob(f"{TEMPORARY}*")):
+                yield Removal(str(leftover), "left by a process that was killed", _size(leftover))
+                if really:
+                    shutil.rmtree(leftover, ignore_errors=True)
+        entries = pair_entries(pair)
+        for entry, why in removable(entries, keep, older_than, now):
+            folder = Path(entry.path)
+            if busy(folder) or folder.is_symlink():
+                continue
+            yield Removal(str(folder), why, entry.bytes)
+            if really:
+                _remove(folder)
+        for place in [pair, *(Path(entry.path) for entry in entries)]:
+            for file in _stale_files(place, now):
+                yield Removal(str(file), "left by a process that is gone", file.stat().st_size)
+                if really:
+                    file.unlink(missing_ok=True)
+
+
+def removable(
+    entries: Sequence[Entry], keep: int, older_than: timedelta | None, now: datetime
+) -> list[tuple[Entry, str]]:
+    """Returns which versions of a pair may go, oldest first, and why.
+
+    The newest `keep` stay, the newest that was not rejected, and all that are pinned or validated; so does the version that
+    one of these replaced, to compare with. What cannot be read stays: nobody knows what it is.
+    """
+    readable = sorted((entry for entry in entries if entry.problem is None), key=lambda entry: entry.version)
+    accepted = [entry for entry in readable if entry.rejected is None]
+    stays = {*readable[-keep:], *accepted[-1:], *(e for e in readable if e.pinned or e.validations)}
+    replaced = {entry.previous for entry in stays} - {None}
+    going = [entry for entry in readable if entry not in stays and entry.profile_id not in replaced]
+    old = [entry for entry in going if older_than is None or _age(entry, now) >= older_than]
+    which = "" if older_than is None else f" and older than {_days(older_than)}"
+    return [(entry, f"not among the newest {keep}{which}, and nothing refers to it") for entry in old]
+
+
+def _age(entry: Entry, now: datetime) -> timedelta:
+    """Returns how long ago a version was published; none at all where its header does not tell."""
+    try:
+        made = datetime.fromisoformat(str(entry.created_at))
+    except ValueError:
+        return timedelta()
+    return now - (made if made.tzinfo else made.replace(tzinfo=UTC))
+
+
+def _days(age: timedelta) -> str:
+    hours = age // timedelta(hours=1)
+    return f"{hours // 24} days" if hours % 24 == 0 else f"{hours} hours"
+
+
+def busy(folder: Path) -> bool:
+    """Returns whether a validation or a sensitivity map of a version is being measured, or was cut off and can go on."""
+    places = (VALIDATIONS_FOLDER, SENSITIVITY_FOLDER)
+    return any(True for place in places for _ in (folder / place).glob(".run-*"))
+
+
+def pin(path: str, pinned: bool) -> Path:
+    """Returns the folder of the version that `path` means, after it was pinned against `prune`, or set free.
+
+    Raises:
+        BadInput: If there is none, or it lies at a URL.
+    """
+    if is_url(path):
+        raise BadInput(f"{path} cannot be pinned, only a folder can; `kvprofile store pull {path}` makes one")
+    folder = resolve(path)
+    if pinned:
+        (folder / PINNED_FILE).touch()
+    else:
+        (folder / PINNED_FILE).unlink(missing_ok=True)
+    return folder
+
+
+def _remove(folder: Path) -> None:
+    """Removes a version so that it is there whole or not at all, whenever the process stops."""
+    doomed = folder.with_name(f"{TEMPORARY}removed-{folder.name}-{os.getpid()}")
+    folder.rename(doomed)
+    sync_folder(doomed.parent)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _stale_files(place: Path, now: datetime) -> list[Path]:
+    """Returns temporary files of single tables, in runs and beside versions, that no living process writes."""
+    files = [file for depth in ("*", "*/*") for file in place.glob(f"{depth}/{TEMPORARY}*") if file.is_file()]
+    return [file for file in files if now.timestamp() - file.stat().st_mtime > _STALE.total_seconds() and _gone(file)]
+
+
+def _gone(file: Path) -> bool:
+    match = re.match(rf"{re.escape(TEMPORARY)}(\d+)-", file.name)
+    return match is not None and not psutil.pid_exists(int(match[1]))
+
+
+@contextmanager
+def _locked(pair: Path, wait: bool) -> Iterator[bool]:
+    """Keeps publishers from a pair; yields whether none is at work. Without `wait` it changes nothing on the disk."""
+    if not wait and not (pair / PAIR_LOCK).exists():
+        yield True
+        return
+    lock = FileLock(pair / PAIR_LOCK, timeout=-1 if wait else 0)
+    try:
+        lock.acquire()
+    except (Timeout, OSError):  # held, or a store that may only be read
+        if wait:
+            raise
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import os
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from kvprofile.errors import BadInput
+from kvprofile.store.reader import load, resolve, versions
+from kvprofile.store.retention import parse_age, pin, prune
+from tests.profile_factory import publish_profile
+
+NOW = datetime(2026, 1, 31, tzinfo=UTC)
+PAIR = "receiver__from__sender"
+
+
+def made(store: Path, number: int, **changes: object) -> Path:
+    """Publishes version `number` on that day of January."""
+    own = {"profile_id": f"profile-{number}", "version": number, "created_at": f"2026-01-{number:02d}T00:00:00Z"}
+    return publish_profile(store, samples=2, granularity=(3,), **own | changes)
+
+
+@pytest.fixture(name="store")
+def _store(tmp_path: Path) -> Path:
+    for number in range(1, 7):
+        made(tmp_path, number)
+    return tmp_path
+
+
+def left(store: Path) -> list[int]:
+    return [number for number, _ in versions(store / PAIR)]
+
+
+def pruned(store: Path, keep: int, days: int | None = None, really: bool = True) -> list[str]:
+    age = None if days is None else timedelta(days=days)
+    return [Path(gone.path).name for gone in prune(store, keep, age, really=really, now=NOW)]
+
+
+def test_the_newest_stay(store: Path) -> None:
+    before = sorted(path.relative_to(store) for path in store.rglob("*"))
+    assert pruned(store, 2, really=False) == ["v0001", "v0002", "v0003", "v0004"]
+    assert sorted(path.relative_to(store) for path in store.rglob("*")) == before, "a dry run changes nothing"
+    assert pruned(store, 2) == ["v0001", "v0002", "v0003", "v0004"]
+    assert left(store) == [5, 6]
+    assert not list((store / PAIR).glob(".tmp-*"))
+    assert pruned(store, 2) == []
+
+
+def test_a_number_is_not_given_twice(store: Path) -> None:
+    (resolve(store) / "rejected.json").write_text('{"reason": "worse"}')
+    pruned(store, 1)
+    assert left(store) == [5, 6]
+    assert made(store, 7).name == "v0007"
+
+
+def test_only_old_ones_go(store: Path) -> None:
+    assert pruned(store, 1, days=28, really=False) == ["v0001", "v0002", "v0003"]
+    assert pruned(store, 5, days=1, really=False) == ["v0001"]
+    assert "older than 28 days" in prune(store, 1, timedelta(days=28), really=False, now=NOW)[0].why
+
+
+@pytest.mark.parametrize("created_at", ["yesterday", ""])
+def test_a_version_whose_age_is_not_known_is_not_old(tmp_path: Path, created_at: str) -> None:
+    made(tmp_path, 1, created_at=created_at)
+    made(tmp_path, 2)
+    assert pruned(tmp_path, 1, days=1) == []
+    assert pruned(tmp_path, 1) == ["v0001"]
+
+
+def test_what_is_pinned_validated_or_being_measured_stays(store: Path) -> None:
+    pair = store / PAIR
+    assert pin(str(pair / "v0001"), True) == pair / "v0001"
+    (pair / "v0002" / "validations").mkdir()
+    (pair / "v0002" / "validations" / "musique-0001.parquet").touch()
+    (pair / "v0003" / "validations" / ".run-1").mkdir(parents=True)
+    (pair / "v0004" / "sensitivity" / ".run-forward").mkdir(parents=True)
+    assert pruned(store, 1) == ["v0005"]
+    pin(str(pair / "v0001"), False)
+    pin(str(pair / "v0001"), False)
+    assert pruned(store, 1) == ["v0001"]
+    assert left(store) == [2, 3, 4, 6]
+
+
+def test_the_newest_that_was_not_rejected_stays(store: Path) -> None:
+    for number in (5, 6):
+        (store / PAIR / f"v{number:04d}" / "rejected.json").write_text('{"reason": "worse"}')
+    assert pruned(store, 1) == ["v0001", "v0002", "v0003", "v0005"]
+    assert load(store).header["profile_id"] == "profile-4"
+
+
+def test_what_a_kept_version_replaced_stays_but_not_the_whole_line(tmp_path: Path) -> None:
+    made(tmp_path, 1)
+    for number in range(2, 6):
+        made(tmp_path, number, previous=f"profile-{number - 1}")
+    assert pruned(tmp_path, 1) == ["v0001", "v0002", "v0003"]
+    assert left(tmp_path) == [4, 5]
+    assert pruned(tmp_path, 1) == []
+
+
+def test_what_cannot_be_read_stays_and_counts_for_nothing(store: Path) -> None:
+    (store / PAIR / "v0001" / "profile.parquet").write_bytes(b"PAR1")
+    (store / PAIR / "v0006" / "profile.parquet").write_bytes(b"PAR1")
+    assert pruned(store, 2) == ["v0002", "v0003"]
+    assert left(store) == [1, 4, 5, 6]
+
+
+def test_each_pair_keeps_its_own(store: Path) -> None:
+    other = made(store, 7, sender={**load(store).header["sender"], "name": "other"})
+    pruned(store, 1)
+    assert left(store) == [6]
+    assert other.is_dir()
+
+
+def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(store: Path) -> None:
+    pair, run = store / PAIR, store / PAIR / "run-0123456789abcdef"
+    run.mkdir()
+    gone, alive = 2**22 + 1, os.getpid()  # no process has so large a number on Linux
+    (pair / ".tmp-killed").mkdir()
+    files = {
+        run / f".tmp-{gone}-a.parquet": True,
+        run / f".tmp-{alive}-b.parquet": False,
+        run / "part.parquet": False,
+        pair / "v0006" / "validations" / f".tmp-{gone}-c.parquet": True,
+    }
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    assert ".tmp-killed" in pruned(store, 9, really=False)
+    later = datetime.now(UTC) + timedelta(hours=2)
+    assert [Path(g.path).name for g in prune(store, 9, really=True)] == [".tmp-killed"], (
+        "a young file may be on its way"
+    )
+    removed = {Path(one.path) for one in prune(store, 9, really=True, now=later)}
+    assert removed == {file for file, goes in files.items() if goes}
+    assert {file for file in files if file.exists()} == {file for file, goes in files.items() if not goes}
+
+
+def test_a_dry_run_leaves_a_publisher_at_work_alone(store: Path) -> None:
+    (store / PAIR / ".tmp-work").mkdir()
+    with FileLock(store / PAIR / ".lock"):
+        assert pruned(store, 9, really=False) == []
+    assert pruned(store, 9, really=False) == [".tmp-work"]
+
+
+def test_prune_waits_for_a_publisher(store: Path) -> None:
+    pruning = threading.Thread(target=pruned, args=(store, 1))
+    with FileLock(store / PAIR / ".lock"):
+        pruning.start()
+        pruning.join(0.3)
+        assert pruning.is_alive()
+        assert left(store) == [1, 2, 3, 4, 5, 6]
+    pruning.join(30)
+    assert left(store) == [6]
+
+
+def test_other_folders_of_a_store_are_not_touched(store: Path) -> None:
+    (store / "notes").mkdir()
+    made(store / "demo", 1)
+    made(store / "demo", 2)
+    pruned(store, 1)
+    assert list((store / "notes").iterdir()) == []
+    assert left(store / "demo") == [1, 2]
+    assert not (store / "demo" / ".lock").exists()
+
+
+def test_bad_input(store: Path) -> None:
+    with pytest.raises(BadInput, match="--keep 0 would leave no version"):
+        prune(store, 0, really=True)
+    with pytest.raises(BadInput, match="there is no store at"):
+        prune(store / "nowhere", 1, really=True)
+    for age in ("90", "d", "-1d", "1w", ""):
+        with pytest.raises(BadInput, match="write 90d or 12h"):
+            parse_age(age)
+    assert parse_age("90d") == timedelta(days=90)
+    assert parse_age("12h") == timedelta(hours=12)
