@@ -135,7 +135,7 @@ def test_a_rejected_version_is_not_selected_from(tmp_path: Path) -> None:
         (["--slo", "500ms"], "give --tokens and --bandwidth"),
         (["--slo", "500ms", "--tokens", "100"], "give --tokens and --bandwidth"),
         (["--latency", "1ms"], "give --bandwidth, too"),
-        ([*REQUEST, "--slo", "500"], "'500' is not a time; write 500ms"),
+        ([*REQUEST, "--slo", "500"], "write 500ms"),
         ([*REQUEST, "--slo", "0ms"], "latency target of 0.0 ms cannot be met"),
         (["--bandwidth", "100"], "write 100Gbps"),
         ([*REQUEST, "--waiting", "-1"], "cannot be"),
