@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,11 +47,11 @@ class Near(NamedTuple):
     """A profile that does not answer, and why.
 
     Attributes:
-        folder: Where it lies.
+        place: Where it lies.
         differences: What keeps it from answering; never empty.
     """
 
-    folder: Path
+    place: str
     differences: tuple[Difference, ...]
 
 
@@ -71,8 +71,24 @@ class Found(NamedTuple):
         """Why there is none, in words; empty where there is one."""
         if self.profile is not None:
             return ""
-        reasons = [f"{near.folder}: {'; '.join(one.words for one in near.differences)}" for near in self.nearest]
+        reasons = [f"{near.place}: {'; '.join(one.words for one in near.differences)}" for near in self.nearest]
         return "\n".join(reasons) or "the store has no profile"
+
+
+class Version(NamedTuple):
+    """A version in a store.
+
+    Attributes:
+        place: Where it lies.
+        name: Such as `v0003`.
+        rejected: Whether it must not be used.
+        fetch: Returns a folder of this machine that holds it: all of it, or at least its `profile.parquet`.
+    """
+
+    place: str
+    name: str
+    rejected: bool
+    fetch: Callable[[bool], Path]
 
 
 class ProfileStore:
@@ -119,16 +135,17 @@ class ProfileStore:
         """Returns the answer to `find` with the same arguments, which `refresh` brings up to date."""
         return Watch(self, question)
 
-    def state(self) -> frozenset[tuple[Path, bool]]:
+    def state(self) -> frozenset[tuple[str, bool]]:
         """Returns which versions there are and whether they are rejected: what an answer depends on. Opens no file."""
-        return frozenset((folder, is_rejected(folder)) for versions in self._pairs() for folder in versions)
+        return frozenset((one.place, one.rejected) for pair in self._pairs() for one in pair)
 
-    def _pairs(self) -> Iterator[list[Path]]:
-        """Returns the versions of each pair folder, newest first."""
+    def _pairs(self) -> Iterator[list[Version]]:
+        """Yields the versions of each pair, newest first."""
         from kvprofile.store.reader import pairs, versions
 
         for pair in pairs(self.path):
-            yield [folder for _, folder in reversed(versions(pair))]
+            if found := versions(pair):  # none where they were all removed a moment ago
+                yield [_local(folder) for _, folder in reversed(found)]
 
 
 class Watch:
@@ -213,31 +230,36 @@ def _load(folder: Path) -> RuntimeProfile:
     return from_reader(profile)
 
 
-def _newest(versions: list[Path], question: Question) -> RuntimeProfile | Near:
+def _local(folder: Path) -> Version:
+    return Version(str(folder), folder.name, is_rejected(folder), lambda whole: folder)
+
+
+def _newest(versions: list[Version], question: Question) -> RuntimeProfile | Near:
     """Returns the first of a pair's versions, newest first, that answers; else the one that comes closest."""
     near: list[Near] = []
-    for folder in versions:
-        found = _compare(folder, question)
+    for version in versions:
+        found = _compare(version, question)
         if isinstance(found, RuntimeProfile):
             return found
-        near.append(Near(folder, tuple(found)))
+        near.append(Near(version.place, tuple(found)))
     return min(near, key=_distance)
 
 
-def _compare(folder: Path, question: Question) -> RuntimeProfile | list[Difference]:
+def _compare(version: Version, question: Question) -> RuntimeProfile | list[Difference]:
     from kvprofile.store.reader import PROFILE_FILE, read_header
 
     try:
+        folder = version.fetch(False)
         pair = Pair.of(read_header(folder / PROFILE_FILE))
-        found = differences(pair, question.sender, question.receiver, folder.name, lambda: _format_of(folder))
+        found = differences(pair, question.sender, question.receiver, version.name, lambda: _format_of(folder))
         if question.dtype is not None and {question.dtype} != {pair.sender_dtype, pair.receiver_dtype}:
             computed = f"{pair.sender_dtype} and {pair.receiver_dtype}"
-            found.append(Difference("dtype", f"{folder.name} was measured in {computed}, not in {question.dtype}"))
-        if is_rejected(folder):
-            found.append(Difference("rejected", f"{folder.name} was rejected"))
+            found.append(Difference("dtype", f"{version.name} was measured in {computed}, not in {question.dtype}"))
+        if version.rejected:
+            found.append(Difference("rejected", f"{version.name} was rejected"))
         if found:
             return found
-        profile = _load(folder)
+        profile = _load(version.fetch(True))
         return _lacking(profile, question) or profile
     except (BadInput, OSError) as error:
         return [Difference("file", str(error))]

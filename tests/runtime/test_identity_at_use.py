@@ -321,7 +321,7 @@ def test_the_closest_come_first_and_a_pair_once(models: Models, tmp_path: Path) 
             publish(tmp_path, sender, models.receiver, **changes)
     asked = models.receiver._replace(config_sha256="8" * 64)
     nearest = ProfileStore(tmp_path).find(sender=models.sender, receiver=asked).nearest
-    assert [(near.folder.parent.name, near.folder.name) for near in nearest] == [
+    assert [tuple(near.place.split("/")[-2:]) for near in nearest] == [
         ("receiver__from__near", "v0002"),
         ("receiver__from__far", "v0002"),
     ]

@@ -48,7 +48,7 @@ def test_a_rejected_version_is_not_loaded(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="v0002 was rejected"):
             load_profile(path)
     (older / "rejected.json").write_text("{}")
-    with pytest.raises(BadInput, match="was rejected"):
+    with pytest.raises(BadInput, match="rejected"):
         load_profile(tmp_path)
 
 
