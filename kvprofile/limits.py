@@ -15,6 +15,9 @@ Rule = Literal["point", "bound", "certified"]
 
 RULES: tuple[Rule, ...] = ("point", "bound", "certified")
 
+BOUND_METHOD = "unseen-worst@1"
+"""Identity of the upper bounds in a profile; a reader makes those of other methods anew, or does without."""
+
 _COLUMN_ENDS: dict[Rule, str] = {"point": "", "bound": "_upper", "certified": "_certified"}
 _ROUNDING = 1e-9
 _AGE_UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
@@ -36,8 +39,17 @@ class LossLimit(NamedTuple):
         loss = row.get(self.column(rule))
         if loss is None or math.isnan(loss):
             return False
+        return self.measure(loss) <= self.most
+
+    def measure(self, loss: float) -> float:
+        """Returns a loss of a profile in the unit of the limit."""
+        return loss * (100 if self.unit == "%" else 1)
+
+    @property
+    def most(self) -> float:
+        """The largest loss that passes, in the unit of the limit."""
         # 0.72 against 0.80 must pass a limit of 10 % although 1 - 0.72 / 0.80 is a little above 0.1 in floating point.
-        return bool(loss * (100 if self.unit == "%" else 1) <= self.value + _ROUNDING)
+        return self.value + _ROUNDING
 
     def column(self, rule: Rule = "point") -> str:
         """Returns the name of the value that the limit is for."""

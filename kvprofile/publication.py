@@ -16,7 +16,6 @@ import transformers
 
 from kvprofile import __version__
 from kvprofile.analysis.choice import REFERENCE_ARMS
-from kvprofile.analysis.loss import BOUND_METHOD
 from kvprofile.analysis.profile_table import PlanCost, Source, build_profile_rows
 from kvprofile.cost.layer_times import LayerTiming
 from kvprofile.cost.prefill import ModelShape, e_bytes_per_token, kv_bytes_per_token, prefill_flops
@@ -27,6 +26,7 @@ from kvprofile.engine.timing import WARM_UP
 from kvprofile.errors import Interrupted
 from kvprofile.identity import json_sha256
 from kvprofile.layers import PLAN_COLUMNS, LayerRange, Plan, largest_unit
+from kvprofile.limits import BOUND_METHOD
 from kvprofile.models.architecture import head_width, key_value_heads
 from kvprofile.models.loading import LoadedModel
 from kvprofile.models.machine import cpu_name

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kvprofile.analysis.loss import BOUND_METHOD
 from kvprofile.analysis.profile_table import PlanCost, Source, build_profile_rows
 from kvprofile.layers import LayerRange, Plan, grid_union, largest_unit, layer_params, set_params
+from kvprofile.limits import BOUND_METHOD
 from kvprofile.store.schema import FORMAT_VERSION, MEASUREMENTS, SAMPLES, TIMINGS
 from kvprofile.store.writer import pair_folder, publish, write_table
 

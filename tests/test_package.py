@@ -51,6 +51,7 @@ def test_a_wheel_carries_recipes_and_data(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "site")
     bundled = {"recipes/demo.yaml", "datasets/hotpotqa_profile.jsonl", "datasets/hotpotqa.LICENCE.txt"}
     assert bundled <= {name.removeprefix("kvprofile/_bundled/") for name in names}
+    assert "kvprofile/runtime/profile.schema.json" in names
     assert {name.split("/")[0] for name in names} <= {"kvprofile", wheel.name.split("-py3")[0] + ".dist-info"}
     assert not [name for name in names if "__pycache__" in name or (name.endswith(".py") and "_bundled" in name)]
     code = (

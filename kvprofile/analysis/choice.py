@@ -44,7 +44,7 @@ def cheapest(rows: Iterable[Row], limit: LossLimit, rule: Rule = "point") -> Row
         limit: The loss to accept.
         rule: Which loss: as measured, or a bound of it.
     """
-    return min((row for row in rows if can_serve(row) and limit.allows(row, rule)), key=_cost, default=None)
+    return min((row for row in rows if can_serve(row) and limit.allows(row, rule)), key=by_cost, default=None)
 
 
 def cheapest_everywhere(blocks: Sequence[Sequence[Row]], limit: LossLimit, rule: Rule = "point") -> list[Row] | None:
@@ -52,7 +52,7 @@ def cheapest_everywhere(blocks: Sequence[Sequence[Row]], limit: LossLimit, rule:
     allowed = [{plan_key(r): r for r in rows if can_serve(r) and limit.allows(r, rule)} for rows in blocks]
 
     def cost(key: PlanKey) -> tuple[float, float, int]:
-        costs = [_cost(block[key]) for block in allowed]
+        costs = [by_cost(block[key]) for block in allowed]
         return costs[0][0], sum(quality for _, quality, _ in costs), costs[0][2]
 
     shared = set.intersection(*map(set, allowed)) if allowed else set()
@@ -68,6 +68,7 @@ def beaten_by(row: Mapping[str, Any]) -> list[str]:
     return [arm for arm, quality in others.items() if quality is not None and quality >= row["quality"]]
 
 
-def _cost(row: Mapping[str, Any]) -> tuple[float, float, int]:
+def by_cost(row: Mapping[str, Any]) -> tuple[float, float, int]:
+    """Returns what puts plans in the order in which they are preferred: recompute, quality, start."""
     start = -1 if row["start_layer"] is None else row["start_layer"]
     return row["recompute_fraction"], -row["quality"], start

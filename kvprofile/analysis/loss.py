@@ -18,9 +18,6 @@ Floats = NDArray[np.float64]
 
 Side = Literal["upper", "lower"]
 
-BOUND_METHOD = "unseen-worst@1"
-"""Identity of the bounds in a profile; a reader makes those of other methods anew."""
-
 SMALLEST_GAP = 1e-3
 """Full prefill less floor, below which no share of the gap is told (arXiv 2609.10266)."""
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvprofile.cli.options import RULE_HELP
+from kvprofile.cli.options import MAX_STARTS_ALONE, MAX_STARTS_HELP, RULE_HELP
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.report.text import print_line
 
@@ -43,6 +43,7 @@ def pareto(
     confidence: Annotated[
         float | None, typer.Option(help="Of the upper bounds; the profile's own if not given.")
     ] = None,
+    max_starts: Annotated[int | None, typer.Option(help=MAX_STARTS_HELP)] = None,
     as_json: JsonFlag = False,
     output: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
 ) -> None:
@@ -54,6 +55,7 @@ def pareto(
     from kvprofile.limits import parse_loss, parse_rule
     from kvprofile.report.documents import block_document, plan_document
     from kvprofile.report.frontier import everywhere, frontier_blocks
+    from kvprofile.report.serving import kept_lines, kept_of, with_kept_starts
     from kvprofile.report.terminal import frontier_csv, print_block, print_everywhere
     from kvprofile.store.reader import load
 
@@ -66,7 +68,9 @@ def pareto(
         raise BadInput(
             "--all-tasks means every task and dataset by its first metric; give no --task, --dataset or --metric"
         )
-    loaded = load(profile)
+    if max_starts is not None and (all_tasks or split is not None or granularity is not None or rule == "certified"):
+        raise BadInput(MAX_STARTS_ALONE)
+    loaded, kept = with_kept_starts(load(profile), max_starts, task, dataset, metric)
     blocks = frontier_blocks(
         loaded,
         limit=limit,
@@ -78,11 +82,13 @@ def pareto(
         granularity=granularity,
         confidence=confidence,
     )
+    if kept:  # what a coarser grid would have selected is asked of all starts
+        blocks = [block._replace(grids={}) for block in blocks]
     common = everywhere(blocks, parse_rule(rule)) if all_tasks else None
     if as_json or output is Format.json:
         together = {"selected_on_all_tasks": common and [plan_document(row) for row in common]} if all_tasks else {}
         identity = {"profile": str(loaded.folder), "profile_id": loaded.header["profile_id"]}
-        print_json({**identity, **together, "blocks": [block_document(block) for block in blocks]})
+        print_json({**identity, **together, "blocks": [{**block_document(b), **kept_of(b, kept)} for b in blocks]})
     elif output is Format.csv:
         typer.echo(frontier_csv(blocks), nl=False)
     else:
@@ -91,6 +97,8 @@ def pareto(
             print_block(console, block)
         if all_tasks:
             print_everywhere(console, blocks, common)
+        for line in kept_lines(blocks, kept):
+            print_line(console, line)
         print_line(console, f"profile: {loaded.folder}")
     missing = common is None if all_tasks else any(block.selected is None for block in blocks)
     if limit is not None and missing:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvprofile.cli.options import RULE_HELP
+from kvprofile.cli.options import MAX_STARTS_ALONE, MAX_STARTS_HELP, RULE_HELP
 from kvprofile.cli.output import JsonFlag, print_json
+
+if TYPE_CHECKING:
+    from kvprofile.report.serving import Served
+
+_PER_REQUEST = "--tokens, --bandwidth, --latency, --waiting, --slo and --rule validated"
 
 
 def register(app: typer.Typer) -> None:
@@ -19,7 +24,9 @@ def select(
         str, typer.Argument(help="A profile's folder, its profile.parquet, a pair's folder or a store.")
     ],
     max_loss: Annotated[str, typer.Option(help="Loss to accept: 1% (relative) or 1pt (points).")],
-    rule: Annotated[str, typer.Option(help=RULE_HELP)] = "point",
+    rule: Annotated[
+        str, typer.Option(help=f"{RULE_HELP[:-1]}; or validated (measured, and held on fresh data).")
+    ] = "point",
     split: Annotated[
         float | None, typer.Option(help="Share of the samples that chooses, such as 0.5; the others judge.")
     ] = None,
@@ -30,35 +37,76 @@ def select(
     confidence: Annotated[
         float | None, typer.Option(help="Of the upper bounds; the profile's own if not given.")
     ] = None,
+    tokens: Annotated[int | None, typer.Option(help="Of the request's context.")] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Of the link that the cache comes through: 100Gbps or 12.5GB/s.")
+    ] = None,
+    latency: Annotated[str | None, typer.Option(help="Of that link, such as 1ms.")] = None,
+    waiting: Annotated[int, typer.Option(help="Requests that wait: then the fewest recomputed layers.")] = 0,
+    slo: Annotated[str | None, typer.Option(help="Time to the first token that is good enough, such as 500ms.")] = None,
+    max_starts: Annotated[int | None, typer.Option(help=MAX_STARTS_HELP)] = None,
     as_json: JsonFlag = True,
 ) -> None:
-    """Print the cheapest plan within --max-loss as JSON; its loss as measured, its upper bound, and how sure it is.
+    """Print the plan that a runtime would take within --max-loss as JSON: its loss, how sure it is, and why no other.
 
-    Exits with 1 if there is none: run the full prefill then.
+    That is the cheapest one, unless --slo leaves time for more recompute and so better quality. Exits with 1 if it is the full
+    prefill.
     """
     from kvprofile.errors import BadInput
-    from kvprofile.limits import parse_loss, parse_rule
+    from kvprofile.limits import BOUND_METHOD, parse_loss, parse_rule
     from kvprofile.report.documents import selection_document
     from kvprofile.report.frontier import everywhere, frontier_blocks
+    from kvprofile.report.serving import decide, decided_rows, decision_document, kept_of, with_kept_starts
+    from kvprofile.runtime.store import load_profile
     from kvprofile.store.reader import load
 
-    limit, by = parse_loss(max_loss), parse_rule(rule)
+    limit, by = parse_loss(max_loss), "point" if rule == "validated" else parse_rule(rule)
+    request = _request(tokens, bandwidth, latency, waiting, slo)
     if all_tasks and split is not None:
         raise BadInput("--all-tasks selects on all samples; give no --split")
     if all_tasks and (task or dataset or metric):
         raise BadInput(
             "--all-tasks means every task and dataset by its first metric; give no --task, --dataset or --metric"
         )
-    loaded = load(profile)
+    alone = split is None and not all_tasks and confidence is None and by != "certified"
+    per_request = rule == "validated" or request != _request(None, None, None, 0, None)
+    if per_request and not alone:
+        raise BadInput(
+            f"{_PER_REQUEST} are about one request; give no --split, --all-tasks, --confidence or --rule certified"
+        )
+    if max_starts is not None and not alone:
+        raise BadInput(MAX_STARTS_ALONE)
+    whole = load(load_profile(profile).folder)
+    loaded, kept = with_kept_starts(whole, max_starts, task, dataset, metric)
     blocks = frontier_blocks(
         loaded, limit=limit, rule=by, split=split, task=task, dataset=dataset, metric=metric, confidence=confidence
     )
     if len(blocks) > 1 and not all_tasks:
         known = ", ".join(f"{block.task}/{block.dataset}" for block in blocks)
         raise BadInput(f"the profile has {known}; choose with --task and --dataset, or give --all-tasks")
-    rows = everywhere(blocks, by) if all_tasks else None
-    if not all_tasks and blocks[0].selected is not None:
-        rows = [blocks[0].selected]
-    print_json(selection_document(loaded, blocks, rows))
+    block, decision = blocks[0], None
+    rows = [block.selected] if block.selected is not None else None
+    if all_tasks:
+        rows = everywhere(blocks, by)
+    elif per_request or (alone and loaded.header["bounds"] == BOUND_METHOD):
+        decision = decide(loaded, block, limit, rule, request)
+        rows = decided_rows(block, decision)
+    document = {**selection_document(loaded, blocks, rows), "rule": rule, **kept_of(block, kept)}
+    print_json({**document, "decision": None if decision is None else decision_document(decision)})
     if rows is None:
         raise typer.Exit(1)
+
+
+def _request(tokens: int | None, bandwidth: str | None, latency: str | None, waiting: int, slo: str | None) -> Served:
+    from kvprofile.cost.timeline import Link
+    from kvprofile.errors import BadInput
+    from kvprofile.report.serving import Served
+    from kvprofile.units import parse_bandwidth, parse_milliseconds
+
+    if bandwidth is None and latency is not None:
+        raise BadInput("--latency is of the link; give --bandwidth, too")
+    if slo is not None and waiting == 0 and (tokens is None or bandwidth is None):
+        raise BadInput("--slo needs the context's length and the link; give --tokens and --bandwidth")
+    before = 0.0 if latency is None else parse_milliseconds(latency)
+    link = None if bandwidth is None else Link(parse_bandwidth(bandwidth), before)
+    return Served(tokens, waiting, link, None if slo is None else parse_milliseconds(slo))

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvprofile.analysis.choice import REFERENCE_ARMS, cheapest, cheapest_everywhere, complete
-from kvprofile.analysis.loss import BOUND_METHOD
 from kvprofile.errors import BadInput, did_you_mean
 from kvprofile.layers import LayerRange, PlanKey, describe, groups, on_grid, plan_key
-from kvprofile.limits import LossLimit, Rule
+from kvprofile.limits import BOUND_METHOD, LossLimit, Rule
 from kvprofile.store.reader import MEASUREMENTS_FILE, Profile
 
 if TYPE_CHECKING:

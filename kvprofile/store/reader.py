@@ -270,6 +270,19 @@ def _read(path: Path, schema: pa.Schema, with_header: bool = False) -> tuple[pa.
         raise BadInput(f"{path} is truncated or damaged; copy it again or sweep again") from error
 
 
+def read_header(file: Path) -> dict[str, Any]:
+    """Returns the footer of a profile's table, and reads nothing else of it.
+
+    Raises:
+        BadInput: As `load`.
+    """
+    try:
+        metadata = pq.read_schema(file).metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        raise BadInput(f"{file} is missing, truncated or not Parquet; copy it again or sweep again") from error
+    return _header(file, metadata)
+
+
 def _header(path: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
     foreign = (
         f"{path} was not written by kvprofile: its footer has no valid key {FOOTER_KEY!r}; give a profile's folder"

@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from kvprofile.analysis.loss import BOUND_METHOD
 from kvprofile.analysis.profile_table import PlanCost, build_profile_rows
 from kvprofile.errors import BadInput
 from kvprofile.layers import LayerRange, Plan, plan_key
+from kvprofile.limits import BOUND_METHOD
 from kvprofile.store import reader
 from kvprofile.store.manifest import ADDED_LATER, MANIFEST_FILE, file_record, read_manifest
 from kvprofile.store.reader import Profile

@@ -1,40 +1,13 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from kvprofile.errors import BadInput
-from kvprofile.runtime import ProfileStore, load_profile
-from tests.profile_factory import header, publish_profile
-
-
-def test_heavy_packages_stay_out(tmp_path: Path) -> None:
-    folder = publish_profile(tmp_path, samples=2)
-    program = (
-        "import sys\nfrom kvprofile.runtime import load_profile\n"
-        f"assert load_profile({str(folder)!r}).choose('1%').start_layer == 2\n"
-        "heavy = {'torch', 'transformers', 'pandas', 'datasets', 'pydantic', 'filelock', 'rich', 'typer', 'fsspec'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
-
-
-def test_a_remote_store_costs_no_torch() -> None:
-    program = (
-        "import sys\nfrom kvprofile.runtime import ProfileStore\n"
-        "try: ProfileStore('memory://nothing').load(sender='a', receiver='b')\n"
-        "except Exception as error: print(error)\n"
-        "print(sorted({'torch', 'transformers', 'datasets', 'pydantic', 'rich', 'scipy'} & set(sys.modules)))"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines() == [
-        "memory://nothing has no profile of b reading from a; `kvprofile store ls` lists all",
-        "[]",
-    ]
+from kvprofile.limits import BOUND_METHOD
+from kvprofile.runtime import load_profile
+from tests.profile_factory import publish_profile
 
 
 def test_chooses_the_critical_layers(tmp_path: Path) -> None:
@@ -65,23 +38,36 @@ def test_several_tasks_must_be_chosen_from(tmp_path: Path) -> None:
         profile.choose(task="code", metric="bleu")
 
 
-def test_store_finds_the_newest_of_a_pair_by_name_or_weights(tmp_path: Path) -> None:
-    publish_profile(tmp_path, samples=2, granularity=(3,), created_at="2026-01-01T00:00:00Z")
-    newest = publish_profile(tmp_path, samples=2, granularity=(3,), created_at="2026-02-01T00:00:00Z")
-    store = ProfileStore(tmp_path)
-    assert store.load(sender="sender", receiver="receiver").folder == newest
-    assert store.load(sender="c" * 64, receiver="a" * 64).folder == newest
-    with pytest.raises(BadInput, match="no profile of sender reading from receiver"):
-        store.load(sender="receiver", receiver="sender")
+def test_a_rejected_version_is_not_loaded(tmp_path: Path) -> None:
+    older = publish_profile(tmp_path, samples=2, granularity=(3,))
+    newer = publish_profile(tmp_path, samples=2, granularity=(3,))
+    assert load_profile(tmp_path).folder == newer
+    (newer / "rejected.json").write_text("{}")
+    assert load_profile(tmp_path).folder == load_profile(newer.parent).folder == older
+    for path in (newer, newer / "profile.parquet"):
+        with pytest.raises(BadInput, match="v0002 was rejected"):
+            load_profile(path)
+    (older / "rejected.json").write_text("{}")
+    with pytest.raises(BadInput, match="rejected"):
+        load_profile(tmp_path)
 
 
-def test_store_refuses_names_that_fit_two_weights(tmp_path: Path) -> None:
-    publish_profile(tmp_path, samples=2, granularity=(3,))
-    retrained = {**header()["sender"], "weights_sha256": "9" * 64}
-    folder = publish_profile(tmp_path, samples=2, granularity=(3,), sender=retrained)
-    with pytest.raises(BadInput, match="weights_sha256"):
-        ProfileStore(tmp_path).load(sender="sender", receiver="receiver")
-    assert ProfileStore(tmp_path).load(sender="9" * 64, receiver="receiver").folder == folder
+def test_a_profile_and_all_in_it_does_not_change(tmp_path: Path) -> None:
+    profile = load_profile(publish_profile(tmp_path, samples=2))
+    with pytest.raises(AttributeError, match="does not change"):
+        profile.rows = ()
+    with pytest.raises(AttributeError, match="does not change"):
+        del profile.pair
+    for held in (profile.header, profile.header["sender"], profile.header["datasets"][0], profile.rows[0]):
+        with pytest.raises(TypeError):
+            held["name"] = "x"  # type: ignore[index]
+
+
+def test_bounds_of_another_method_bound_nothing(tmp_path: Path) -> None:
+    kept, old = (publish_profile(tmp_path / str(n), samples=300, bounds=n) for n in (BOUND_METHOD, "percentile@1"))
+    assert load_profile(kept).choose("5%", rule="bound") is not None
+    assert load_profile(old).choose("5%", rule="bound") is None
+    assert load_profile(old).choose("5%") is not None
 
 
 def test_the_bound_decides_where_asked_for(tmp_path: Path) -> None:

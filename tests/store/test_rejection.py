@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from kvprofile.errors import BadInput
-from kvprofile.runtime import ProfileStore
+from kvprofile.runtime import Fingerprint, ProfileStore
 from kvprofile.store.index import ls
 from kvprofile.store.reader import load, rejection, resolve
-from tests.profile_factory import publish_profile
+from tests.profile_factory import header, publish_profile
+
+PAIR = {role: Fingerprint.of(header()[role]) for role in ("sender", "receiver")}
 
 
 def publish_some(store: Path, *rejected: bool) -> list[Path]:
@@ -28,7 +30,9 @@ def test_the_newest_that_was_not_rejected_is_served(tmp_path: Path) -> None:
     good, bad = publish_some(tmp_path, False, True)
     assert resolve(tmp_path) == good
     assert resolve(good.parent) == good
-    assert ProfileStore(tmp_path).load(sender="sender", receiver="receiver").folder == good
+    profile = ProfileStore(tmp_path).find(**PAIR).profile
+    assert profile is not None
+    assert profile.folder == good
     assert rejection(good) is None
     assert rejection(bad) == "worse by 1 points"
     assert [entry.rejected for entry in ls(tmp_path)] == [None, "worse by 1 points"]
@@ -45,8 +49,7 @@ def test_where_all_are_rejected_it_says_so(tmp_path: Path) -> None:
     for path in (tmp_path, folders[0].parent):
         with pytest.raises(BadInput, match=r"all 2 versions in .* are rejected \(the newest: worse by 1 points\)"):
             resolve(path)
-    with pytest.raises(BadInput, match=r"all 2 versions .* are rejected"):
-        ProfileStore(tmp_path).load(sender="sender", receiver="receiver")
+    assert ProfileStore(tmp_path).find(**PAIR).why.endswith("v0002 was rejected")
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000])

@@ -1,0 +1,188 @@
+"""`kvprofile select` as a runtime decides, and `--max-starts` of select and pareto."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvprofile.cli import app
+from kvprofile.report import serving
+from kvprofile.runtime import RuntimeProfile, load_profile
+from kvprofile.store.reader import Profile, load
+from kvprofile.store.schema import MEASUREMENTS
+from kvprofile.store.writer import write_table
+from tests.profile_factory import measurements, publish_profile
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def document(*words: object) -> Any:
+    return json.loads(run(*words, "--json").stdout)
+
+
+@pytest.fixture(name="folder", scope="module")
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return publish_profile(tmp_path_factory.mktemp("store"), samples=300)
+
+
+class Timed:
+    """A layer takes 10 ms to recompute and 1 ms to read, at any length."""
+
+    def at(self, tokens: int) -> tuple[Sequence[float], Sequence[float], float]:
+        return [10.0] * 6, [1.0] * 6, 0.0
+
+
+@pytest.fixture(name="timed")
+def _timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = serving.from_reader
+
+    def with_times(profile: Profile) -> RuntimeProfile:
+        return made(profile).with_times(Timed())
+
+    monkeypatch.setattr(serving, "from_reader", with_times)
+
+
+REQUEST = ("--tokens", "1000", "--bandwidth", "100Gbps", "--latency", "1ms")
+
+
+@pytest.mark.parametrize("loss", ["0%", "1%", "5%", "21%", "45%", "1pt", "30pt"])
+@pytest.mark.parametrize("rule", ["point", "bound"])
+def test_it_selects_what_the_runtime_chooses(loss: str, rule: Any, folder: Path) -> None:
+    plan = load_profile(folder).choose(loss, rule=rule)
+    result = run("select", folder, "--max-loss", loss, "--rule", rule)
+    found = json.loads(result.stdout)
+    assert result.exit_code == (1 if plan is None else 0)
+    keys = ("strategy", "start_layer", "stop_layer", "params", "recompute_fraction")
+    assert found["selected"] == (None if plan is None else {name: getattr(plan, name) for name in keys})
+    taken = [one for one in found["decision"]["considered"] if one["why_not"] is None]
+    assert [one["plan"] for one in taken] == [found["plan"]] == [found["decision"]["plan"]]
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_latency_target_leaves_time_for_quality(folder: Path) -> None:
+    found = {
+        slo: document("select", folder, "--max-loss", "45%", *REQUEST, "--slo", f"{slo}ms") for slo in (500, 40, 20, 1)
+    }
+    assert [one["plan"] for one in found.values()] == [
+        "full_prefill",
+        "layers 2–3 (2 of 6)",
+        "layer 2 (1 of 6)",
+        "full_reuse",
+    ]
+    assert run("select", folder, "--max-loss", "45%", *REQUEST, "--slo", "0.5s").exit_code == 1
+    assert found[500]["decision"]["modelled_first_token_ms"] == 66
+    why = {one["plan"]: one["why_not"] for one in found[20]["decision"]["considered"]}
+    assert why["full_prefill"] == "slower than 20 ms: 66 ms"
+    assert why["layers 2–3 (2 of 6)"].startswith("slower than 20 ms: 2")
+    assert why["layer 2 (1 of 6)"] is None
+    assert why["full_reuse"] == "less quality"
+    assert "nothing is within 1 ms" in found[1]["decision"]["why"]
+    waiting = document("select", folder, "--max-loss", "45%", *REQUEST, "--slo", "500ms", "--waiting", "2")
+    assert (waiting["plan"], waiting["decision"]["why"]) == ("full_reuse", "fewest recomputed layers: 2 waiting")
+
+
+def test_a_profile_without_times_says_so(folder: Path) -> None:
+    found = document("select", folder, "--max-loss", "45%", *REQUEST, "--slo", "500ms")
+    assert found["plan"] == "full_reuse"
+    assert found["decision"]["why"].endswith("the profile has no times of layers")
+
+
+def test_validated_needs_a_validation_that_held(tmp_path: Path) -> None:
+    folder = publish_profile(tmp_path)
+    result = run("select", folder, "--max-loss", "5%", "--rule", "validated")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["rule"] == "validated"
+    assert {"plan": "layers 2–3 (2 of 6)", "why_not": "not validated"}.items() <= found["decision"]["considered"][
+        2
+    ].items()
+    plan = {
+        **{"plan": "layers 2–3 (2 of 6)", "strategy": "layer_group", "start_layer": 2, "stop_layer": 4, "params": None},
+        **{"recompute_fraction": 1 / 3, "unit": "%", "promised_at_most": 0.05, "profiled_loss": 0.0, "loss": 0.0},
+        **{"loss_lower": 0.0, "loss_upper": 0.1, "quality": 0.5, "baseline_quality": 0.5, "beaten_by": []},
+        **{"held": True, "bounded": False, "beyond_chance": False},
+    }
+    said = {
+        **{"task": "qa", "dataset": "musique", "metric": "f1", "created_at": "2026-02-01T00:00:00Z", "samples": 8},
+        **{"overlap_left_out": 0, "max_loss": "5%", "confidence": 0.95, "full_prefill_quality": 0.5, "plans": [plan]},
+    }
+    (folder / "validations").mkdir()
+    table = pa.Table.from_pylist(measurements(samples=2, sources=[("qa", "musique")]), schema=MEASUREMENTS)
+    write_table(table, folder / "validations" / "musique-0001.parquet", {**load(folder).header, "validation": said})
+    found = document("select", folder, "--max-loss", "5%", "--rule", "validated")
+    assert found["plan"] == "layers 2–3 (2 of 6)"
+    assert found["validated_on_fresh_data"] == ["musique (8 samples): loss 0.0%"]
+
+
+def test_a_rejected_version_is_not_selected_from(tmp_path: Path) -> None:
+    older, newer = publish_profile(tmp_path), publish_profile(tmp_path)
+    (newer / "rejected.json").write_text("{}")
+    assert document("select", tmp_path, "--max-loss", "5%")["profile"] == str(older)
+    assert "was rejected" in str(run("select", newer, "--max-loss", "5%").exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--slo", "500ms"], "give --tokens and --bandwidth"),
+        (["--slo", "500ms", "--tokens", "100"], "give --tokens and --bandwidth"),
+        (["--latency", "1ms"], "give --bandwidth, too"),
+        ([*REQUEST, "--slo", "500"], "write 500ms"),
+        ([*REQUEST, "--slo", "0ms"], "latency target of 0.0 ms cannot be met"),
+        (["--bandwidth", "100"], "write 100Gbps"),
+        ([*REQUEST, "--waiting", "-1"], "cannot be"),
+        (["--tokens", "0"], "cannot be"),
+        ([*REQUEST, "--rule", "certified"], "are about one request"),
+        (["--rule", "validated", "--split", "0.5"], "are about one request"),
+        (["--waiting", "1", "--all-tasks"], "are about one request"),
+        (["--max-starts", "-1"], "give 0 or more"),
+        (["--max-starts", "1", "--rule", "certified"], "--max-starts chooses by all samples"),
+        (["--max-starts", "1", "--split", "0.5"], "--max-starts chooses by all samples"),
+        (["--max-starts", "1", "--all-tasks"], "--max-starts chooses by all samples"),
+    ],
+)
+def test_bad_input(words: list[str], message: str, folder: Path) -> None:
+    result = run("select", folder, "--max-loss", "5%", *words)
+    assert message in str(result.exception)
+    assert result.stdout == ""
+
+
+def test_few_starts_cost_quality_and_save_bytes(folder: Path) -> None:
+    whole = document("select", folder, "--max-loss", "5%")
+    none = document("select", folder, "--max-loss", "5%", "--max-starts", "0")
+    one = document("select", folder, "--max-loss", "5%", "--max-starts", "1")
+    assert [found["plan"] for found in (whole, none, one)] == [
+        *("layers 2–3 (2 of 6)", "layers 0–3 (4 of 6)", "layers 2–3 (2 of 6)")
+    ]
+    assert "e_storage" not in whole
+    assert (none["e_storage"]["starts"], none["e_storage"]["e_bytes_saved_per_token"]) == ([], 256)
+    assert none["e_storage"]["lost_points_worst"] > 10
+    assert none["e_storage"]["worst_at"] in (1, 2, 3)
+    assert one["e_storage"]["starts"] == [2]
+    assert one["e_storage"]["lost_points_worst"] == pytest.approx(0)
+
+
+def test_pareto_draws_the_frontier_of_what_is_kept(folder: Path) -> None:
+    (block,) = document("pareto", folder, "--max-starts", "0")["blocks"]
+    assert block["e_storage"]["starts"] == []
+    assert {one["start_layer"] for one in block["frontier"]} <= {0, None}
+    (both,) = document("pareto", folder, "--max-starts", "6", "--metric", "exact_match", "--max-loss", "5%")["blocks"]
+    assert both["metric"] == "exact_match"
+    grids = [
+        document("pareto", folder, "--max-loss", "5%", *words)["blocks"][0]["selected_by_granularity"]
+        for words in ((), ("--max-starts", "6"))
+    ]
+    assert (set(grids[0]), grids[1]) == ({"2", "3"}, {})
+    output = run("pareto", folder, "--max-starts", "1", "--max-loss", "5%").output
+    assert "qa / hotpotqa: E kept of layers 2; the best quality at any recompute loses 0.00 points on average" in output
+    assert "E kept" not in run("pareto", folder).output
+    for words in (["--granularity", "1"], ["--all-tasks", "--max-loss", "5%"], ["--split", "0.5", "--max-loss", "5%"]):
+        assert "--max-starts chooses" in str(run("pareto", folder, "--max-starts", "1", *words).exception)
