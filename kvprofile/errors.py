@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 
 class KvprofileError(Exception):
@@ -45,6 +46,26 @@ class GateFailed(KvprofileError):
     """The engine would not be exact on this pair, so nothing was measured."""
 
     exit_code = 2
+
+
+Word = TypeVar("Word", bound=str)
+
+
+def one_of(text: str, known: Sequence[Word], what: str) -> Word:
+    """Returns the known word that a text is.
+
+    Args:
+        text: What a user wrote.
+        known: The words, for people in this order.
+        what: What they are, in the singular.
+
+    Raises:
+        BadInput: If it is none of them.
+    """
+    for word in known:
+        if word == text:
+            return word
+    raise BadInput(f'there is no {what} "{text[:40]}"{did_you_mean(text, known)}; {what}s are {", ".join(known)}')
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

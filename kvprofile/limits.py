@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
-from kvprofile.errors import BadInput, did_you_mean
+from kvprofile.errors import BadInput, one_of
 
 Rule = Literal["point", "bound", "certified"]
 """What of a plan must lie within the limit: its measured loss, its upper bound, or its certified upper bound."""
@@ -93,7 +93,4 @@ def parse_rule(text: str) -> Rule:
     Raises:
         BadInput: If there is none.
     """
-    for rule in RULES:
-        if rule == text:
-            return rule
-    raise BadInput(f'there is no rule "{text[:40]}"{did_you_mean(text, RULES)}; rules are {", ".join(RULES)}')
+    return one_of(text, RULES, "rule")

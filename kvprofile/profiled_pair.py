@@ -13,11 +13,12 @@ from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.executor import Question, Readers
 from kvprofile.errors import BadInput
 from kvprofile.identity import FINGERPRINTS
+from kvprofile.json_text import parse_json
 from kvprofile.models.loading import LoadedModel, load_pair
 from kvprofile.recipe import Recipe, load_recipe, with_options
 from kvprofile.run import Progress, end_ids_of
 from kvprofile.scoring import BUILT_IN, Metric, metric
-from kvprofile.store.reader import RECIPE_FILE, Profile, parse_json
+from kvprofile.store.reader import RECIPE_FILE, Profile
 
 
 class ProfiledPair(NamedTuple):

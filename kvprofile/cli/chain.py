@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kvprofile.cli.arguments import RemoteCodeOption
 from kvprofile.cli.options import parse_ranges, recipe_with
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.cli.progress import Display
@@ -43,7 +44,7 @@ def chain(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
     attention: Annotated[str, typer.Option(help="auto, or Transformers' name of the attention kernel.")] = "auto",
-    trust_remote_code: Annotated[bool, typer.Option(help="Let a checkpoint bring code that is run.")] = False,
+    trust_remote_code: RemoteCodeOption = False,
     folder: Annotated[Path, typer.Option("--out", help="Folder of measured chains.")] = Path("outputs/chains"),
     as_json: JsonFlag = False,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvprofile.cli.arguments import RemoteCodeOption
 from kvprofile.cli.output import JsonFlag, log, out, print_json
 
 if TYPE_CHECKING:
@@ -43,9 +44,7 @@ def check(
     dtype: Annotated[Dtype, typer.Option(help="auto is bfloat16 on CUDA, else float32.")] = Dtype.auto,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     attention: Annotated[str, typer.Option(help="Transformers' attention kernel.")] = "auto",
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that a checkpoint brings.")
-    ] = False,
+    trust_remote_code: RemoteCodeOption = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Tells whether RECEIVER can read the KV cache of SENDER, with reasons, and how far apart their layers are.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvprofile.cli.options import RULE_HELP
+from kvprofile.cli.arguments import RuleOption
 from kvprofile.cli.output import JsonFlag, out, print_json
 
 
@@ -20,7 +20,7 @@ def compare(
         str, typer.Argument(help="Another: later weights, other data, the other direction, another engine.")
     ],
     max_loss: Annotated[str | None, typer.Option(help="Loss to accept, to compare what is selected.")] = None,
-    rule: Annotated[str, typer.Option(help=RULE_HELP)] = "point",
+    rule: RuleOption = "point",
     metric: Annotated[str | None, typer.Option(help="Metric; each task's first if not given.")] = None,
     as_json: JsonFlag = False,
 ) -> None:

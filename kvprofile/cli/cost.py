@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvprofile.cli.arguments import MetricOption, OnlyDatasetOption, OnlyTaskOption, ProfileArgument
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.report.text import print_line
 
@@ -15,9 +16,7 @@ def register(app: typer.Typer) -> None:
 
 
 def cost(
-    profile: Annotated[
-        str, typer.Argument(help="A profile's folder, its profile.parquet, a pair's folder or a store.")
-    ],
+    profile: ProfileArgument,
     tokens: Annotated[
         str | None, typer.Option(help="Context lengths, such as 1024,4096; the median of the contexts if not given.")
     ] = None,
@@ -26,9 +25,9 @@ def cost(
     mode: Annotated[
         str, typer.Option(help="How caches are loaded: load_all, load_reused or overlapped.")
     ] = "overlapped",
-    task: Annotated[str | None, typer.Option(help="Only this task.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Only this dataset.")] = None,
-    metric: Annotated[str | None, typer.Option(help="Metric; the task's first if not given.")] = None,
+    task: OnlyTaskOption = None,
+    dataset: OnlyDatasetOption = None,
+    metric: MetricOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Tell what the frontier's plans, full reuse and full prefill ship, and when each gives its first token.

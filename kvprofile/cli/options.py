@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from kvprofile.layers import LayerRange
     from kvprofile.recipe import Recipe
 
-RULE_HELP = "Which loss must be within --max-loss: point (measured), bound (upper bound) or certified."
-MAX_STARTS_HELP = "Only plans that start at layer 0 or at one of so many layers, whose E is kept; they are chosen."
 MAX_STARTS_ALONE = (
     "--max-starts chooses by all samples of a task at every granularity; give no --split, --all-tasks, --granularity or "
     "--rule certified"

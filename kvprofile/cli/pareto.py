@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from kvprofile.cli.options import MAX_STARTS_ALONE, MAX_STARTS_HELP, RULE_HELP
+from kvprofile.cli.arguments import (
+    ConfidenceOption,
+    LossOption,
+    MaxStartsOption,
+    MetricOption,
+    OnlyDatasetOption,
+    OnlyTaskOption,
+    ProfileArgument,
+    RuleOption,
+    SplitOption,
+)
+from kvprofile.cli.options import MAX_STARTS_ALONE
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.report.text import print_line
 
@@ -25,25 +36,19 @@ def register(app: typer.Typer) -> None:
 
 
 def pareto(
-    profile: Annotated[
-        str, typer.Argument(help="A profile's folder, its profile.parquet, a pair's folder or a store.")
-    ],
-    max_loss: Annotated[str | None, typer.Option(help="Loss to accept: 1% (relative) or 1pt (points).")] = None,
-    rule: Annotated[str, typer.Option(help=RULE_HELP)] = "point",
-    split: Annotated[
-        float | None, typer.Option(help="Share of the samples that chooses, such as 0.5; the others judge.")
-    ] = None,
+    profile: ProfileArgument,
+    max_loss: LossOption = None,
+    rule: RuleOption = "point",
+    split: SplitOption = None,
     all_tasks: Annotated[bool, typer.Option(help="Select one plan for all tasks and datasets.")] = False,
-    metric: Annotated[str | None, typer.Option(help="Metric; the task's first if not given.")] = None,
-    task: Annotated[str | None, typer.Option(help="Only this task.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Only this dataset.")] = None,
+    metric: MetricOption = None,
+    task: OnlyTaskOption = None,
+    dataset: OnlyDatasetOption = None,
     granularity: Annotated[
         int | None, typer.Option(help="Only groups that a sweep at this granularity alone would have measured.")
     ] = None,
-    confidence: Annotated[
-        float | None, typer.Option(help="Of the upper bounds; the profile's own if not given.")
-    ] = None,
-    max_starts: Annotated[int | None, typer.Option(help=MAX_STARTS_HELP)] = None,
+    confidence: ConfidenceOption = None,
+    max_starts: MaxStartsOption = None,
     as_json: JsonFlag = False,
     output: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
 ) -> None:

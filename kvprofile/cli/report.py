@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvprofile.cli.options import RULE_HELP
+from kvprofile.cli.arguments import ProfileArgument, RuleOption
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.report.text import print_line
 
@@ -17,14 +17,12 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    profile: Annotated[
-        str, typer.Argument(help="A profile's folder, its profile.parquet, a pair's folder or a store.")
-    ],
+    profile: ProfileArgument,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The file; report.html in the profile's folder if not said.")
     ] = None,
     max_loss: Annotated[str, typer.Option(help="Loss to accept: 1% (relative) or 1pt (points).")] = "5%",
-    rule: Annotated[str, typer.Option(help=RULE_HELP)] = "point",
+    rule: RuleOption = "point",
     plots: Annotated[Path | None, typer.Option(help="Folder for the figures as PNG and SVG.")] = None,
     as_json: JsonFlag = False,
 ) -> None:

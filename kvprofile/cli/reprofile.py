@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvprofile.cli.arguments import MemoryOption
 from kvprofile.cli.options import local_store, parse_bytes
 from kvprofile.cli.output import out
 from kvprofile.cli.progress import Display
@@ -31,9 +32,7 @@ def reprofile(
         typer.Option(help="Keep the old version, and exit with 1, if a plan of its frontier loses more by 1pt or 1%."),
     ] = None,
     max_age: Annotated[str | None, typer.Option(help="Measure again what is older, such as 30d.")] = None,
-    memory_limit: Annotated[
-        str | None, typer.Option(help="Most memory on the device, such as 12GB; what is free if not said.")
-    ] = None,
+    memory_limit: MemoryOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line for each recipe.")] = False,
 ) -> None:
     """Measure again the pairs whose newest profile is stale, from where their frontier was; leave the others alone.

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvprofile.cli.options import MAX_STARTS_ALONE, MAX_STARTS_HELP, RULE_HELP
+from kvprofile.cli.arguments import (
+    RULE_HELP,
+    ConfidenceOption,
+    MaxStartsOption,
+    MetricOption,
+    OneTaskOption,
+    OnlyDatasetOption,
+    ProfileArgument,
+    SplitOption,
+)
+from kvprofile.cli.options import MAX_STARTS_ALONE
 from kvprofile.cli.output import JsonFlag, print_json
 
 if TYPE_CHECKING:
@@ -20,23 +30,17 @@ def register(app: typer.Typer) -> None:
 
 
 def select(
-    profile: Annotated[
-        str, typer.Argument(help="A profile's folder, its profile.parquet, a pair's folder or a store.")
-    ],
+    profile: ProfileArgument,
     max_loss: Annotated[str, typer.Option(help="Loss to accept: 1% (relative) or 1pt (points).")],
     rule: Annotated[
         str, typer.Option(help=f"{RULE_HELP[:-1]}; or validated (measured, and held on fresh data).")
     ] = "point",
-    split: Annotated[
-        float | None, typer.Option(help="Share of the samples that chooses, such as 0.5; the others judge.")
-    ] = None,
-    task: Annotated[str | None, typer.Option(help="Needed if the profile has several.")] = None,
+    split: SplitOption = None,
+    task: OneTaskOption = None,
     all_tasks: Annotated[bool, typer.Option(help="One plan within the limit on every task and dataset.")] = False,
-    dataset: Annotated[str | None, typer.Option(help="Only this dataset.")] = None,
-    metric: Annotated[str | None, typer.Option(help="Metric; the task's first if not given.")] = None,
-    confidence: Annotated[
-        float | None, typer.Option(help="Of the upper bounds; the profile's own if not given.")
-    ] = None,
+    dataset: OnlyDatasetOption = None,
+    metric: MetricOption = None,
+    confidence: ConfidenceOption = None,
     tokens: Annotated[int | None, typer.Option(help="Of the request's context.")] = None,
     bandwidth: Annotated[
         str | None, typer.Option(help="Of the link that the cache comes through: 100Gbps or 12.5GB/s.")
@@ -44,7 +48,7 @@ def select(
     latency: Annotated[str | None, typer.Option(help="Of that link, such as 1ms.")] = None,
     waiting: Annotated[int, typer.Option(help="Requests that wait: then the fewest recomputed layers.")] = 0,
     slo: Annotated[str | None, typer.Option(help="Time to the first token that is good enough, such as 500ms.")] = None,
-    max_starts: Annotated[int | None, typer.Option(help=MAX_STARTS_HELP)] = None,
+    max_starts: MaxStartsOption = None,
     as_json: JsonFlag = True,
 ) -> None:
     """Print the plan that a runtime would take within --max-loss as JSON: its loss, how sure it is, and why no other.

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvprofile.cli.arguments import DeviceOption, MemoryOption, ProfileArgument, RemoteCodeOption
 from kvprofile.cli.options import parse_bytes, require_folder
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.cli.progress import Display
@@ -16,22 +17,16 @@ def register(app: typer.Typer) -> None:
 
 
 def sensitivity(
-    profile: Annotated[
-        str, typer.Argument(help="A profile's folder, its profile.parquet, a pair's folder or a store.")
-    ],
+    profile: ProfileArgument,
     critical: Annotated[float, typer.Option(help="Relative loss in per cent above which a layer is critical.")] = 10.0,
     reverse: Annotated[
         bool, typer.Option("--reverse", help="Exchange the roles: the sender reads one layer of the receiver's.")
     ] = False,
     sender: Annotated[str | None, typer.Option(help="Where the sender is, if it moved since.")] = None,
     receiver: Annotated[str | None, typer.Option(help="Likewise.")] = None,
-    memory_limit: Annotated[
-        str | None, typer.Option(help="Most memory on the device, such as 12GB; what is free if not said.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …; the recipe's if not given.")] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option(help="Let a checkpoint, or a metric of evaluate, bring code that is run.")
-    ] = False,
+    memory_limit: MemoryOption = None,
+    device: DeviceOption = None,
+    trust_remote_code: RemoteCodeOption = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Take one layer at a time from the sender in the receiver's own prefill, and measure what each costs.

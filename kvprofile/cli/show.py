@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
+from kvprofile.cli.arguments import ProfileArgument
 from kvprofile.cli.output import JsonFlag, out, print_json
 
 
@@ -14,9 +13,7 @@ def register(app: typer.Typer) -> None:
 
 
 def show(
-    profile: Annotated[
-        str, typer.Argument(help="A profile's folder, its profile.parquet, a pair's folder or a store.")
-    ],
+    profile: ProfileArgument,
     as_json: JsonFlag = False,
 ) -> None:
     """Print a profile's header, pair, environment, data, baselines, plans, errors and files."""

@@ -6,13 +6,11 @@ from typing import Annotated
 
 import typer
 
+from kvprofile.cli.arguments import ProfileArgument
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.report.text import print_line, size
 
 StoreOption = Annotated[str, typer.Option("--out", help="The store: a folder, or a URL such as s3://bucket/profiles.")]
-ProfileArgument = Annotated[
-    str, typer.Argument(help="A profile's folder, its profile.parquet, a pair's folder or a store.")
-]
 
 
 def register(app: typer.Typer) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvprofile.cli.arguments import DeviceOption, MemoryOption, RemoteCodeOption
 from kvprofile.cli.options import local_store, parse_bytes, recipe_with
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.cli.progress import Display
@@ -30,14 +31,12 @@ def sweep(
     ] = None,
     max_context_tokens: Annotated[int | None, typer.Option(help="Longer contexts are cut in the middle.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
+    device: DeviceOption = None,
     attention: Annotated[str | None, typer.Option(help="auto, or Transformers' name of the attention kernel.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the choice of records and of the bootstrap.")] = None,
     no_text: Annotated[bool, typer.Option("--no-text", help="Store no texts and no token ids.")] = False,
-    memory_limit: Annotated[
-        str | None, typer.Option(help="Most memory on the device, such as 12GB; what is free if not said.")
-    ] = None,
-    trust_remote_code: Annotated[bool, typer.Option(help="Let a checkpoint bring code that is run.")] = False,
+    memory_limit: MemoryOption = None,
+    trust_remote_code: RemoteCodeOption = False,
     store: Annotated[str, typer.Option("--out", help="Store of profiles: a folder.")] = "outputs",
     as_json: JsonFlag = False,
 ) -> None:

@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from kvprofile.cli.options import RULE_HELP, require_folder
+from kvprofile.cli.arguments import (
+    RULE_HELP,
+    DeviceOption,
+    MetricOption,
+    OneTaskOption,
+    ProfileArgument,
+    RemoteCodeOption,
+)
+from kvprofile.cli.options import require_folder
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.cli.progress import Display
 
@@ -16,9 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def validate(
-    profile: Annotated[
-        str, typer.Argument(help="A profile's folder, its profile.parquet, a pair's folder or a store.")
-    ],
+    profile: ProfileArgument,
     dataset: Annotated[
         list[str], typer.Option(help="Data that the profile never saw, with its columns; may be repeated.")
     ],
@@ -29,19 +35,17 @@ def validate(
         str | None, typer.Option(help="The promise: 1% or 1pt; each plan's own upper bound if not given.")
     ] = None,
     rule: Annotated[str, typer.Option(help=f"For --plans selected. {RULE_HELP}")] = "point",
-    task: Annotated[str | None, typer.Option(help="Needed if the profile has several.")] = None,
+    task: OneTaskOption = None,
     profiled_dataset: Annotated[
         str | None, typer.Option(help="The profile's own data whose prompt and frontier are taken, if it has several.")
     ] = None,
-    metric: Annotated[str | None, typer.Option(help="Metric; the task's first if not given.")] = None,
+    metric: MetricOption = None,
     contexts: Annotated[int, typer.Option(help="Samples of each data set.")] = 50,
     seed: Annotated[int, typer.Option(help="Of the choice of records.")] = 0,
     sender: Annotated[str | None, typer.Option(help="Where the sender is, if it moved since.")] = None,
     receiver: Annotated[str | None, typer.Option(help="Likewise.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …; the recipe's if not given.")] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option(help="Let a checkpoint, or a metric of evaluate, bring code that is run.")
-    ] = False,
+    device: DeviceOption = None,
+    trust_remote_code: RemoteCodeOption = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure chosen plans on fresh data, one plan at a time, and tell whether the profile's promise held.

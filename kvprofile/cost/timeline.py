@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
-from kvprofile.errors import BadInput, did_you_mean
+from kvprofile.errors import one_of
 from kvprofile.layers import LayerRange
 
 Mode = Literal["load_all", "load_reused", "overlapped"]
@@ -88,10 +88,7 @@ def parse_mode(text: str) -> Mode:
     Raises:
         BadInput: If there is none.
     """
-    for mode in MODES:
-        if mode == text:
-            return mode
-    raise BadInput(f'there is no mode "{text[:40]}"{did_you_mean(text, MODES)}; modes are {", ".join(MODES)}')
+    return one_of(text, MODES, "mode")
 
 
 def timeline(requests: Sequence[Request], link: Link, mode: Mode) -> list[Step]:

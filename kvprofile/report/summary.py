@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from kvprofile.cost.timing import Timing
+from kvprofile.json_text import parse_json
 from kvprofile.layers import plan_key
 from kvprofile.report.frontier import Row, grids, groups_on
-from kvprofile.store.reader import MEASUREMENTS_FILE, SAMPLES_FILE, Profile, parse_json
+from kvprofile.store.reader import MEASUREMENTS_FILE, SAMPLES_FILE, Profile
 
 ARMS = ("full_prefill", "full_reuse", "sender_alone", "no_context")
 

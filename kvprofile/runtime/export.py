@@ -10,7 +10,7 @@ from typing import Any
 
 from kvprofile.errors import BadInput
 from kvprofile.identity import json_sha256
-from kvprofile.runtime.json_text import parse_json
+from kvprofile.json_text import parse_json
 from kvprofile.runtime.profile import RuntimeProfile, thawed
 from kvprofile.runtime.shape import misfit
 from kvprofile.store.checks import row_problem

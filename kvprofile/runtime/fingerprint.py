@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kvprofile.errors import BadInput
-from kvprofile.runtime.json_text import parse_json
+from kvprofile.json_text import parse_json
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 
 from kvprofile.analysis.choice import by_cost, can_serve
 from kvprofile.cost.timeline import LayerCost, Link, Mode, Request, first_tokens_ms
-from kvprofile.errors import BadInput, did_you_mean
+from kvprofile.errors import BadInput, one_of
 from kvprofile.layers import LayerRange, describe
 from kvprofile.limits import LossLimit, Rule, parse_loss
 from kvprofile.runtime.plan import ChosenPlan
@@ -222,11 +222,7 @@ def parse_policy_rule(text: str) -> PolicyRule:
     Raises:
         BadInput: If there is none.
     """
-    for rule in POLICY_RULES:
-        if rule == text:
-            return rule
-    known = ", ".join(POLICY_RULES)
-    raise BadInput(f'a policy has no rule "{text[:40]}"{did_you_mean(text, POLICY_RULES)}; give one of {known}')
+    return one_of(text, POLICY_RULES, "policy rule")
 
 
 def _frontier(rows: Iterable[Row]) -> list[Row]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 
 from kvprofile.cost.layer_times import LayerTimes
 from kvprofile.errors import BadInput
+from kvprofile.json_text import parse_json
 from kvprofile.resources import expanded
 from kvprofile.store.checks import is_validation, row_problem
 from kvprofile.store.migrations import migrate
@@ -213,22 +213,6 @@ def format_version(folder: Path) -> int:
     """Returns the format that a profile's file is written in; its header is read as one of this format."""
     made_by: int = parse_json(pq.read_schema(folder / PROFILE_FILE).metadata[FOOTER_KEY.encode()])["format_version"]
     return made_by
-
-
-def parse_json(text: str | bytes) -> Any:
-    """Returns the value of a JSON document from a file that anybody may have written.
-
-    Raises:
-        ValueError: If it is none, holds NaN or infinity, or nests too deeply.
-    """
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("it nests too deeply") from None
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is no number of JSON")
 
 
 def read_measurements(path: Path, with_header: bool = False) -> tuple[pa.Table, dict[str, Any]]:

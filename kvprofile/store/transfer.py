@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvprofile.errors import BadInput, Interrupted
+from kvprofile.json_text import parse_json
 from kvprofile.store import reader
 from kvprofile.store.index import pair_entries
 from kvprofile.store.manifest import MANIFEST_FILE, Manifest, file_record, manifest_bytes, read_manifest, require_names
@@ -154,7 +155,7 @@ def _holds(remote: Remote, pair: str, number: int, claim: bytes) -> bool:
 def _claim(version: RemoteVersion) -> dict[str, Any]:
     """Returns a version's claim, empty if it has none that can be read."""
     try:
-        held = reader.parse_json(version.read(CLAIM_FILE) or b"")
+        held = parse_json(version.read(CLAIM_FILE) or b"")
     except ValueError:
         return {}
     return held if isinstance(held, dict) else {}

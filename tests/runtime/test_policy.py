@@ -247,7 +247,7 @@ def test_the_first_candidate_is_the_cheapest_plan(seed: int, rule: Any) -> None:
 @pytest.mark.parametrize(
     ("policy", "request_", "words"),
     [
-        (Policy("10%", rule="certified"), (500, 0, FAST), "no rule"),  # type: ignore[arg-type]
+        (Policy("10%", rule="certified"), (500, 0, FAST), "no policy rule"),  # type: ignore[arg-type]
         (Policy("10%", rule="bounds"), (500, 0, FAST), 'did you mean "bound"'),  # type: ignore[arg-type]
         (Policy("10"), (500, 0, FAST), "no unit"),
         (Policy("10%", latency_target_ms=0), (500, 0, FAST), "latency target"),

@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvprofile.errors import BadInput
-from kvprofile.store.reader import load, parse_json, resolve
+from kvprofile.json_text import parse_json
+from kvprofile.store.reader import load, resolve
 from kvprofile.store.schema import FORMAT_VERSION, PROFILE
 from kvprofile.store.writer import write_table
 from tests.profile_factory import header, publish_profile
