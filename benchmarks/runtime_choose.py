@@ -16,10 +16,11 @@ import platform
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvprofile.cost.layer_times import LayerMs
 from kvprofile.layers import groups
 from kvprofile.limits import BOUND_METHOD, LossLimit
 from kvprofile.runtime import Fingerprint, Link, Policy, ProfileStore, RuntimeProfile, cache_key
@@ -40,8 +41,8 @@ CONTEXT = 32_768
 class MadeUpTimes:
     """Layer times that grow linearly with the context."""
 
-    def at(self, tokens: int) -> tuple[Sequence[float], Sequence[float], float]:
-        return [tokens / 1000] * LAYERS, [0.3] * LAYERS, 2.0
+    def at(self, tokens: int) -> LayerMs:
+        return LayerMs((tokens / 1000,) * LAYERS, (0.3,) * LAYERS, 2.0)
 
 
 def main() -> None:

@@ -192,30 +192,35 @@ def not_timed(row: Mapping[str, Any]) -> str | None:
 def request_of(
     row: Mapping[str, Any], layer_bytes: Sequence[int], times: LayerTimes, tokens: int, arrives_ms: float = 0.0
 ) -> Request:
+    """Returns how a row's plan serves a request of `tokens` context tokens and the suffix that was timed; see `request_at`."""
+    return request_at(row, layer_bytes, times.at(tokens), tokens, arrives_ms)
+
+
+def request_at(
+    row: Mapping[str, Any], layer_bytes: Sequence[int], ms: LayerMs, tokens: int, arrives_ms: float = 0.0
+) -> Request:
     """Returns how a row's plan serves a request of `tokens` context tokens and the suffix that was timed.
 
-    The last layer of a group is charged in full, though a server may stop
-    at its keys and values.
+    The last layer of a group is charged in full, though a server may stop at its keys and values.
 
     Args:
         row: Of `profile.parquet`.
         layer_bytes: From `kv_bytes_per_layer` of the profile's rows.
-        times: Of the profile.
+        ms: What layers take at that length.
         tokens: S.
         arrives_ms: When the request may begin.
 
     Raises:
-        BadInput: If the timeline cannot serve the plan, the length was not timed, or the parts are of different models.
+        BadInput: If the timeline cannot serve the plan, or the parts are of different models.
     """
     if reason := not_timed(row):
         raise BadInput(f"{reason}; choose another plan")
-    if not times.layers == len(layer_bytes) == row["total_layers"]:
+    if not len(ms.recompute) == len(ms.read) == len(layer_bytes) == row["total_layers"]:
         raise BadInput(
-            f"layer times are of {times.layers} layers, the plan of {row['total_layers']}; copy the profile again or sweep again"
+            f"layer times are of {len(ms.read)} layers, the plan of {row['total_layers']}; copy the profile again or sweep again"
         )
     if row["strategy"] == "full_prefill":
-        return full_prefill_request(times, tokens, arrives_ms)
-    ms = times.at(tokens)
+        return _full_prefill(ms, arrives_ms)
     group = LayerRange(0, 0)
     if row["strategy"] == "layer_group":
         group = LayerRange(row["start_layer"], row["stop_layer"])
@@ -235,9 +240,12 @@ def full_prefill_request(times: LayerTimes, tokens: int, arrives_ms: float = 0.0
     Raises:
         BadInput: As `LayerTimes.at`.
     """
-    ms = times.at(tokens)
+    return _full_prefill(times.at(tokens), arrives_ms)
+
+
+def _full_prefill(ms: LayerMs, arrives_ms: float) -> Request:
     layers = [LayerCost(0, *cost) for cost in zip(ms.recompute, ms.read, strict=True)]
-    return Request(LayerRange(0, times.layers), layers, 0, ms.outside, arrives_ms)
+    return Request(LayerRange(0, len(layers)), layers, 0, ms.outside, arrives_ms)
 
 
 def break_even_gbps(request: Request, full_ms: float, latency_ms: float, mode: Mode) -> float | None:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from kvprofile.analysis.choice import by_cost, can_serve
-from kvprofile.cost.timeline import LayerCost, Link, Mode, Request, first_tokens_ms
+from kvprofile.cost.layer_times import LayerMs, kv_bytes_per_layer, not_timed, request_at
+from kvprofile.cost.timeline import Link, Mode, first_tokens_ms
 from kvprofile.errors import BadInput, one_of
 from kvprofile.layers import LayerRange, describe
 from kvprofile.limits import LossLimit, Rule, parse_loss
@@ -18,8 +19,6 @@ PolicyRule = Literal["point", "bound", "validated"]
 """What of a plan must be within the loss: its measured loss, its upper bound, or its measured loss both in the profile and on
 data that the profile never saw."""
 POLICY_RULES: tuple[PolicyRule, ...] = get_args(PolicyRule)
-
-_TIMED = ("full_reuse", "layer_group")
 
 
 class Considered(NamedTuple):
@@ -113,14 +112,15 @@ class Decider:
         refused: Plans of the profile's frontier that the loss rules out.
     """
 
-    __slots__ = ("_layers", "_limit", "_policy", "_profile", "allowed", "refused")
+    __slots__ = ("_layers", "_limit", "_policy", "_profile", "_rows", "allowed", "refused")
 
     def __init__(self, policy: Policy, limit: LossLimit, profile: RuntimeProfile, source: Source) -> None:
         rows = [row for row in profile.rows_of(source) if can_serve(row)]
         reasons = [(row, _why_refused(row, limit, policy.rule, profile.validations)) for row in rows]
         frontier = {id(row) for row in _frontier(rows)}
         self._policy, self._limit, self._profile = policy, limit, profile
-        self._layers = int(profile.rows_of(source)[0]["total_layers"])
+        self._rows = profile.rows_of(source)
+        self._layers = int(self._rows[0]["total_layers"])
         self.allowed = tuple(
             Candidate(ChosenPlan.of(row, profile.pair), _name(row), row)
             for row in _frontier([row for row, why in reasons if why is None])
@@ -162,12 +162,12 @@ class Decider:
         if not link.bytes_per_ms > 0 or not link.latency_ms >= 0:
             raise BadInput(f"a link of {link.bytes_per_ms} bytes per ms and {link.latency_ms} ms latency cannot be")
         try:
-            measured = times.at(tokens)
+            ms, sizes = times.at(tokens), kv_bytes_per_layer(self._rows)
         except BadInput as error:
             return self._full(f"the time at {tokens} tokens is not known: {error}")
-        if {len(measured[0]), len(measured[1])} != {self._layers}:
-            return self._full(f"the times are of {len(measured[0])} layers, the profile of {self._layers}")
-        return self._in_time(tokens, measured, target, link)
+        if {len(ms.recompute), len(ms.read)} != {self._layers}:
+            return self._full(f"the times are of {len(ms.recompute)} layers, the profile of {self._layers}")
+        return self._in_time(tokens, ms, sizes, target, link)
 
     def _cheapest(self, why: str) -> Decision:
         first, *others = self.allowed
@@ -179,10 +179,8 @@ class Decider:
         others = [Considered(one.plan, one.name, None, why) for one in self.allowed]
         return Decision(None, f"full prefill: {why}", None, (*self.refused, *others, _taken_full(None)))
 
-    def _in_time(
-        self, tokens: int, measured: tuple[Sequence[float], Sequence[float], float], target: float, link: Link
-    ) -> Decision:
-        full_ms = sum(map(sum, measured[:2])) + measured[2]
+    def _in_time(self, tokens: int, ms_of: LayerMs, sizes: Sequence[int], target: float, link: Link) -> Decision:
+        full_ms = sum(ms_of.recompute) + sum(ms_of.read) + ms_of.outside
         if full_ms <= target:
             rest = [Considered(one.plan, one.name, None, "full prefill is in time") for one in self.allowed]
             why = f"full prefill: it takes {full_ms:.0f} ms of {target:g} ms, and nothing waits"
@@ -191,12 +189,10 @@ class Decider:
         late: list[tuple[float, Candidate]] = []
         for place in range(len(self.allowed) - 1, -1, -1):
             one = self.allowed[place]
-            if one.row["strategy"] not in _TIMED:
-                considered.append(
-                    Considered(one.plan, one.name, None, f"times of {one.row['strategy']} are not modelled")
-                )
+            if reason := not_timed(one.row):
+                considered.append(Considered(one.plan, one.name, None, reason))
                 continue
-            request = _request(one.row, tokens, measured)
+            request = request_at(one.row, sizes, ms_of, tokens)
             ms = first_tokens_ms([request], link, self._policy.loading)[0]
             if ms <= target:
                 considered.append(Considered(one.plan, one.name, ms, None))
@@ -255,16 +251,6 @@ def _name(row: Row) -> str:
     if row["strategy"] != "layer_group":
         return str(row["strategy"])
     return describe(LayerRange(row["start_layer"], row["stop_layer"]), row["total_layers"])
-
-
-def _request(row: Row, tokens: int, measured: tuple[Sequence[float], Sequence[float], float]) -> Request:
-    start, stop = row["start_layer"], row["stop_layer"]
-    group = LayerRange(0, 0) if start is None else LayerRange(start, stop)
-    reused = row["total_layers"] - group.length
-    # The layers that are shipped share the plan's bytes evenly: where all layers are alike, that is what each has.
-    size = tokens * (row["kv_bytes_per_token"] or 0) // max(1, reused)
-    layers = [LayerCost(size, recompute, read) for recompute, read in zip(*measured[:2], strict=True)]
-    return Request(group, layers, tokens * (row["e_bytes_per_token"] or 0), measured[2])
 
 
 def _taken_full(ms: float | None) -> Considered:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from kvprofile.cost.layer_times import LayerTimes
+from kvprofile.cost.layer_times import LayerMs, LayerTimes
 from kvprofile.errors import BadInput
 from kvprofile.limits import BOUND_METHOD, LossLimit, Rule, parse_loss
 from kvprofile.runtime.fingerprint import Fingerprint, Pair, same_model
@@ -25,8 +25,8 @@ _RULES: tuple[Rule, ...] = ("point", "bound")
 class Times(Protocol):
     """How long layers take, as `kvprofile.cost.layer_times` measures it."""
 
-    def at(self, tokens: int) -> tuple[Sequence[float], Sequence[float], float]:
-        """Returns milliseconds at a context of `tokens`: per layer to recompute and to read, and outside the layers.
+    def at(self, tokens: int) -> LayerMs:
+        """Returns milliseconds at a context of `tokens`.
 
         Raises:
             BadInput: If contexts of that length were not measured.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvprofile.analysis.choice import cheapest
+from kvprofile.cost.layer_times import LayerMs, not_timed
 from kvprofile.cost.timeline import LayerCost, Link, Request, first_tokens_ms
 from kvprofile.errors import BadInput
 from kvprofile.layers import LayerRange
@@ -26,10 +27,10 @@ FAST = Link(1e6)
 class FixedTimes:
     """Each layer recomputes a token in a hundredth of a millisecond and reads in one; from 100 to 1000 tokens."""
 
-    def at(self, tokens: int) -> tuple[Sequence[float], Sequence[float], float]:
+    def at(self, tokens: int) -> LayerMs:
         if not 100 <= tokens <= 1000:
             raise BadInput(f"layers were timed at contexts of 100 to 1000 tokens, not at {tokens}")
-        return [tokens / 100] * LAYERS, [1.0] * LAYERS, 2.0
+        return LayerMs((tokens / 100,) * LAYERS, (1.0,) * LAYERS, 2.0)
 
 
 def row(start: int | None, stop: int | None, loss: float, **changes: Any) -> dict[str, Any]:
@@ -122,15 +123,17 @@ def test_nothing_in_time_takes_what_is_fastest() -> None:
 class LastLayersAreDear:
     """Times under which the first four layers are recomputed for nothing."""
 
-    def at(self, tokens: int) -> tuple[Sequence[float], Sequence[float], float]:
-        return [0.0] * 4 + [100.0] * 6, [1.0] * LAYERS, 2.0
+    def at(self, tokens: int) -> LayerMs:
+        return LayerMs((0.0,) * 4 + (100.0,) * 6, (1.0,) * LAYERS, 2.0)
 
 
 def test_of_equally_fast_plans_the_one_with_less_recompute() -> None:
-    rows = [row(0, 2, 0.08, kv_bytes_per_token=24), row(0, 4, 0.02, kv_bytes_per_token=24)]
+    plans = [row(None, None, 0.31), row(0, 2, 0.08), row(0, 4, 0.02)]
+    rows = [{**one, "kv_bytes_per_token": 24} for one in plans]  # the first four layers hold nothing
     made = profile(rows).with_times(LastLayersAreDear())
     decision = Policy("10%", latency_target_ms=1, loading="load_reused").decide(made, 100, link=Link(100.0))
-    assert {one.first_token_ms for one in decision.considered if one.plan} == {24 + 12}
+    times = {one.name: one.first_token_ms for one in decision.considered if one.plan}
+    assert times == {"full_reuse": None, "layers 0–1 (2 of 10)": 24 + 12, "layers 0–3 (4 of 10)": 24 + 12}
     assert group(decision) == (0, 2)
 
 
@@ -269,7 +272,7 @@ def test_plans_whose_time_is_not_modelled_are_not_timed() -> None:
     odd = {**row(None, None, 0.02), "strategy": "layer_set", "params": '{"ranges":[[1,9]]}', "recompute_fraction": 0.8}
     decision = Policy("10%", latency_target_ms=50).decide(profile([*ROWS[:4], odd]), 500, link=FAST)
     assert group(decision) == (2, 6)
-    assert said(decision)["layer_set"] == "times of layer_set are not modelled"
+    assert said(decision)["layer_set"] == not_timed(odd)
     assert parse_loss("10%").allows(odd)
 
 
