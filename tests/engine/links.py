@@ -1,0 +1,80 @@
+"""Links between a tiny sender and a receiver, whole and damaged, for tests."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import torch
+
+from kvprofile.cost.timeline import Mode
+from kvprofile.engine.consumer import request_identity, ship
+from kvprofile.engine.executor import Question
+from kvprofile.engine.frames import pack, parts
+from kvprofile.engine.reference import Capture
+from kvprofile.engine.transport import SocketSink, SocketSource, Throttle
+from kvprofile.layers import LayerRange
+from tests.engine.architectures import VOCABULARY
+
+CONTEXT = tuple(torch.randint(3, VOCABULARY, (23,), generator=torch.Generator().manual_seed(2)).tolist())
+QUESTION = Question((5, 9, 30, 41, 7), 6, frozenset({2}))
+SENDER = "5e" * 32
+PREAMBLE = 24
+
+
+class Sending:
+    """A sender on a thread of its own, at the other end of `source`."""
+
+    def __init__(self, send: Callable[[socket.socket], None]) -> None:
+        theirs, self.ours = socket.socketpair()
+        self.source = SocketSource(self.ours)
+        self._thread = threading.Thread(target=self._run, args=(send, theirs))
+        self._thread.start()
+
+    def _run(self, send: Callable[[socket.socket], None], connection: socket.socket) -> None:
+        with connection, suppress(OSError):  # a receiver that falls back hangs up
+            send(connection)
+
+    def __enter__(self) -> Sending:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        assert self.ours.fileno() == -1, "the receiver left its socket open"
+
+
+def shipping(theirs: Capture, group: LayerRange, mode: Mode, throttle: Throttle | None = None) -> Sending:
+    return Sending(lambda connection: ship(theirs, group, SENDER, SocketSink(connection, throttle), mode))
+
+
+def sending(data: Sequence[bytes], then: Callable[[], object] = lambda: None) -> Sending:
+    """Sends bytes, does something else, and hangs up."""
+
+    def send(connection: socket.socket) -> None:
+        for piece in data:
+            connection.sendall(piece)
+        then()
+
+    return Sending(send)
+
+
+def frames(theirs: Capture, group: LayerRange, mode: Mode = "overlapped", sender: str = SENDER) -> list[bytes]:
+    identity = request_identity(sender, theirs.token_ids, group)
+    shipped = parts(identity.group, mode, theirs.kv, lambda layer: theirs.entering[layer])
+    return [b"".join(pack(part, identity)) for part in shipped]
+
+
+def changed_header(frame: bytes, **changes: object) -> bytes:
+    """Returns a frame whose JSON header says something else."""
+    length = int.from_bytes(frame[12:16], "little")
+    header = json.loads(frame[PREAMBLE : PREAMBLE + length])
+    text = json.dumps({**header, **changes}).encode()
+    return frame[:12] + len(text).to_bytes(4, "little") + frame[16:PREAMBLE] + text + frame[PREAMBLE + length :]
+
+
+def body_of(frame: bytes) -> bytes:
+    return frame[PREAMBLE + int.from_bytes(frame[12:16], "little") :]
