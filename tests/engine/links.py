@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 import threading
@@ -78,3 +79,29 @@ def changed_header(frame: bytes, **changes: object) -> bytes:
 
 def body_of(frame: bytes) -> bytes:
     return frame[PREAMBLE + int.from_bytes(frame[12:16], "little") :]
+
+
+def flipped(frame: bytes, place: int) -> bytes:
+    return frame[:place] + bytes([frame[place] ^ 1]) + frame[place:][1:]
+
+
+def with_version(frame: bytes, version: int) -> bytes:
+    return frame[:8] + version.to_bytes(4, "little") + frame[12:]
+
+
+def with_lengths(frame: bytes, header: int | None, body: int | None) -> bytes:
+    header_bytes = frame[12:16] if header is None else header.to_bytes(4, "little")
+    body_bytes = frame[16:24] if body is None else body.to_bytes(8, "little")
+    return frame[:12] + header_bytes + body_bytes + frame[24:]
+
+
+def with_body(frame: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """Changes the body and lets the header say its hash, as a sender that lies would."""
+    body = change(body_of(frame))
+    head = changed_header(frame, sha256=hashlib.sha256(body).hexdigest())
+    head = head[: len(head) - len(body_of(head))]
+    return with_lengths(head, None, len(body)) + body
+
+
+def with_header_text(frame: bytes, text: bytes) -> bytes:
+    return with_lengths(frame[:PREAMBLE], len(text), None) + text + body_of(frame)
