@@ -6,7 +6,7 @@ import hashlib
 import json
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import torch
@@ -52,7 +52,7 @@ def shipping(theirs: Capture, group: LayerRange, mode: Mode, throttle: Throttle 
     return Sending(lambda connection: ship(theirs, group, SENDER, SocketSink(connection, throttle), mode))
 
 
-def sending(data: Sequence[bytes], then: Callable[[], object] = lambda: None) -> Sending:
+def sending(data: Iterable[bytes], then: Callable[[], object] = lambda: None) -> Sending:
     """Sends bytes, does something else, and hangs up."""
 
     def send(connection: socket.socket) -> None:

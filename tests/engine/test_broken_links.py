@@ -221,7 +221,7 @@ class TestSlowLinks:
                     return
                 yield bytes([byte])
 
-        link = sending(drip())  # type: ignore[arg-type]
+        link = sending(drip())
         remarks: list[str] = []
         served = consume(receiver(), CONTEXT, QUESTION, GROUP, SENDER, link.source, timeout_ms=300, say=remarks.append)
         hung_up.set()
@@ -295,9 +295,11 @@ def test_an_interrupted_receiver_hangs_up() -> None:
 
     gone = threading.Event()
     link = Sending(lambda connection: [connection.sendall(frames(theirs(), GROUP)[0]), gone.wait(10)])
+    begun = time.monotonic()
     try:
         with pytest.raises(KeyboardInterrupt), receiver().before_layers(interrupt):
             consume(receiver(), CONTEXT, QUESTION, GROUP, SENDER, link.source)
+        assert time.monotonic() - begun < 5, "it waited for the sender"
     finally:
         gone.set()
     with link:

@@ -131,7 +131,16 @@ class TestOrder:
     @pytest.mark.parametrize("mode", ["load_all", "load_reused"])
     def test_other_modes_load_first(self, mode: Mode) -> None:
         receiver, theirs, group = tiny_decoder(seed=2), capture(tiny_decoder(seed=1), CONTEXT), LayerRange(1, 3)
-        events = over_socket(receiver, theirs, group, mode).events
+        computing = threading.Event()
+        *most, last = frames(theirs, group, mode)
+
+        def rest() -> Iterator[bytes]:
+            yield from most
+            computing.wait(0.2)
+            yield last
+
+        with sending(rest()) as link, receiver.before_layers(lambda layer: computing.set()):
+            events = consume(receiver, CONTEXT, QUESTION, group, SENDER, link.source, mode).events
         layers = [0, 1, 2, 3] if mode == "load_all" else [0, 3]
         order = [("e", 1), *(("kv", layer) for layer in layers), ("recompute", 1), ("recompute", 2)]
         assert [(e.what, e.layer) for e in events] == [*order, *(("read", layer) for layer in range(LAYERS))]
