@@ -65,7 +65,8 @@ class Loader:
             thread.join()
 
     def note(self, what: Literal["e", "kv", "recompute", "read"], layer: int) -> None:
-        self.events.append(Event(what, layer, 1000 * (time.monotonic() - self._begun)))
+        with self._changed:  # so that events lie in the order of their times
+            self.events.append(Event(what, layer, 1000 * (time.monotonic() - self._begun)))
 
     def check(self) -> None:
         """Raises LinkFailed if the link has failed meanwhile."""

@@ -8,21 +8,24 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 
 import torch
 
 from kvprofile.cost.timeline import Mode
-from kvprofile.engine.consumer import request_identity, ship
+from kvprofile.engine.consumer import Served, request_identity, ship
+from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.executor import Question
 from kvprofile.engine.frames import pack, parts
-from kvprofile.engine.reference import Capture
+from kvprofile.engine.reference import Capture, capture, greedy, partial_prefill
 from kvprofile.engine.transport import SocketSink, SocketSource, Throttle
 from kvprofile.layers import LayerRange
-from tests.engine.architectures import VOCABULARY
+from tests.engine.architectures import VOCABULARY, tiny_decoder
 
 CONTEXT = tuple(torch.randint(3, VOCABULARY, (23,), generator=torch.Generator().manual_seed(2)).tolist())
 QUESTION = Question((5, 9, 30, 41, 7), 6, frozenset({2}))
 SENDER = "5e" * 32
+GROUP = LayerRange(1, 3)
 PREAMBLE = 24
 
 
@@ -105,3 +108,27 @@ def with_body(frame: bytes, change: Callable[[bytes], bytes]) -> bytes:
 
 def with_header_text(frame: bytes, text: bytes) -> bytes:
     return with_lengths(frame[:PREAMBLE], len(text), None) + text + body_of(frame)
+
+
+@cache
+def receiver() -> Decoder:
+    return tiny_decoder(seed=2)
+
+
+@cache
+def theirs() -> Capture:
+    return capture(tiny_decoder(seed=1), CONTEXT)
+
+
+@cache
+def own_answer() -> tuple[int, ...]:
+    own = greedy(receiver(), capture(receiver(), CONTEXT).kv, *QUESTION)
+    assert own != greedy(receiver(), partial_prefill(receiver(), theirs(), GROUP), *QUESTION)
+    return own
+
+
+def fell_back(served: Served, remarks: list[str]) -> str:
+    assert served.fallback is not None
+    assert served.token_ids == own_answer()
+    assert remarks == [f"the sender's cache is not used, the receiver prefills the context itself: {served.fallback}"]
+    return served.fallback

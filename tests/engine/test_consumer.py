@@ -1,4 +1,4 @@
-"""The consumer against the reference executor, over sockets and folders; damaged links are in test_broken_links.py."""
+"""The consumer against the reference executor, over sockets and folders; damaged links are in test_broken_links.py and test_lost_links.py."""
 
 from __future__ import annotations
 
@@ -28,12 +28,6 @@ from tests.engine.links import CONTEXT, QUESTION, SENDER, frames, sending, shipp
 
 GROUPS = [LayerRange(0, 0), LayerRange(0, 2), LayerRange(1, 3), LayerRange(3, 4), LayerRange(0, LAYERS)]
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    yield
-    assert not [thread.name for thread in threading.enumerate() if thread.name == "kvprofile-loader"]
 
 
 def expected(receiver: Decoder, theirs: Capture, group: LayerRange) -> tuple[int, ...]:
