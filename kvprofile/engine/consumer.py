@@ -63,8 +63,10 @@ def ship(
         mode: As the receiver's.
 
     Raises:
+        BadInput: If the group is none of the sender's.
         OSError: If the receiver has gone.
     """
+    _check_group(group, len(capture.kv))
     identity = request_identity(sender_weights_sha256, capture.token_ids, group)
     shipped = parts(identity.group, mode, capture.kv, lambda layer: capture.entering[layer])
     for number, part in enumerate(shipped):
@@ -125,10 +127,15 @@ def _normal(group: LayerRange) -> LayerRange:
     return group if group.length else LayerRange(0, 0)
 
 
-def _check(receiver: Decoder, group: LayerRange, token_ids: Sequence[int], question: Question, mode: Mode) -> None:
-    layers = len(receiver.layers)
+def _check_group(group: LayerRange, layers: int) -> None:
     if not 0 <= group.start <= group.stop <= layers:
-        raise BadInput(f"layers {group.start} to {group.stop} are no group of a receiver with {layers} layers")
+        raise BadInput(
+            f"[{group.start}, {group.stop}) is no group of layers of a model with {layers}; give a start and a stop up to that"
+        )
+
+
+def _check(receiver: Decoder, group: LayerRange, token_ids: Sequence[int], question: Question, mode: Mode) -> None:
+    _check_group(group, len(receiver.layers))
     if not token_ids or not question.suffix or question.max_new_tokens < 1:
         raise BadInput("context, suffix and answer need at least one token each")
     if mode not in MODES:

@@ -217,6 +217,10 @@ def test_a_sender_in_another_process(transport: str, tmp_path: Path) -> None:
 def test_what_cannot_be_asked_is_refused(group: LayerRange, question: Question, mode: Mode, tmp_path: Path) -> None:
     with sending([]) as link, pytest.raises(BadInput):
         consume(tiny_decoder(), CONTEXT, question, group, SENDER, link.source, mode)
+    if question == QUESTION and mode == "overlapped":
+        with pytest.raises(BadInput, match="is no group of layers of a model with 4"):
+            ship(capture(tiny_decoder(), CONTEXT), group, SENDER, FolderSink(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_layer_is_not_read_before_its_context_is_there() -> None:
