@@ -1,4 +1,4 @@
-"""The consumer against the reference executor, over sockets and folders; damaged links are in test_broken_links.py and test_lost_links.py."""
+"""The consumer against the reference executor and the timeline; see test_broken_links.py and test_lost_links.py for failures."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from kvprofile.cost.timeline import MODES, Link, Mode
+from kvprofile.cost.timeline import MODES, LayerCost, Link, Mode, Request, first_tokens_ms
 from kvprofile.engine.cache import KV, LaterCache
 from kvprofile.engine.consumer import Served, consume, ship
 from kvprofile.engine.decoder import Decoder
@@ -139,6 +141,52 @@ class TestOrder:
         order = [("e", 1), *(("kv", layer) for layer in layers), ("recompute", 1), ("recompute", 2)]
         assert [(e.what, e.layer) for e in events] == [*order, *(("read", layer) for layer in range(LAYERS))]
         assert [e.at_ms for e in events] == sorted(e.at_ms for e in events)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [4.0, 1.0, 0.1])
+@pytest.mark.parametrize("mode", MODES)
+def test_times_are_the_timelines(mode: Mode, share: float) -> None:
+    """Layers that sleep and a throttled link: nothing may come sooner than the model says, nor much later on a calm machine."""
+    receiver, theirs, group = tiny_decoder(seed=2), capture(tiny_decoder(seed=1), CONTEXT), LayerRange(1, 3)
+    e_bytes, *kv_bytes = map(len, frames(theirs, group, "load_all"))
+    layers = [LayerCost(size, recompute_ms=100, read_ms=50) for size in kv_bytes]
+    compute_ms = 100 * group.length + 50 * LAYERS
+    link = Link((e_bytes + kv_bytes[0] + kv_bytes[3]) / compute_ms / share, latency_ms=20)
+    (modelled,) = first_tokens_ms([Request(group, layers, e_bytes)], link, mode)
+    measured = []
+    with sleeping_layers(receiver, group):
+        while len(measured) < 4 and min(measured, default=1e9) > 1.15 * modelled:
+            begun = time.monotonic()
+            with shipping(theirs, group, mode, Throttle(link)) as sender:
+                served = consume(
+                    receiver, CONTEXT, QUESTION._replace(max_new_tokens=1), group, SENDER, sender.source, mode
+                )
+            measured.append(1000 * (time.monotonic() - begun))
+            assert served.fallback is None
+    assert modelled <= min(measured) <= 1.15 * modelled
+
+
+@contextmanager
+def sleeping_layers(receiver: Decoder, group: LayerRange) -> Iterator[None]:
+    """Lets every layer take 100 ms for the context, if it is one of the group, and 50 ms for the suffix."""
+
+    def sleep(layer: int, output: Any) -> None:
+        tokens = (output[0] if isinstance(output, tuple) else output).shape[1]
+        if tokens == len(QUESTION.suffix):
+            time.sleep(0.05)
+        elif group.start <= layer < group.stop:
+            time.sleep(0.1)
+
+    hooks = [
+        module.register_forward_hook(lambda _module, _args, output, layer=layer: sleep(layer, output))
+        for layer, module in enumerate(receiver.layers)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def test_a_throttled_link_takes_its_time() -> None:
