@@ -18,6 +18,8 @@ Mode = Literal["load_all", "load_reused", "overlapped"]
 `overlapped`: E first, recompute as soon as it is there, K/V meanwhile in the order in which the suffix reads them."""
 MODES: tuple[Mode, ...] = get_args(Mode)
 
+Carried = Literal["e", "kv"]
+
 
 class Link(NamedTuple):
     """What caches travel through.
@@ -132,15 +134,14 @@ def first_tokens_ms(requests: Sequence[Request], link: Link, mode: Mode) -> list
     return [ends[number] - request.arrives_ms for number, request in enumerate(requests)]
 
 
-def _moves(request: Request, mode: Mode) -> list[tuple[Literal["e", "kv"], int, int]]:
+def link_order(group: LayerRange, layers: int, mode: Mode) -> list[tuple[Carried, int]]:
+    """Returns what the link carries for a request, first one first: the E that enters a layer, or a layer's K/V."""
+    e: list[tuple[Carried, int]] = [("e", group.start)] if group.start > 0 and group.length > 0 else []
+    kv = [layer for layer in range(layers) if mode == "load_all" or not group.start <= layer < group.stop]
+    return [*e, *(("kv", layer) for layer in kv)]
+
+
+def _moves(request: Request, mode: Mode) -> list[tuple[Carried, int, int]]:
     """Returns what the link carries for a request, in its order: kind, layer, bytes."""
-    group = request.group
-    e: list[tuple[Literal["e", "kv"], int, int]] = []
-    if group.start > 0 and group.length > 0:
-        e = [("e", group.start, request.e_bytes)]
-    kv: list[tuple[Literal["e", "kv"], int, int]] = [
-        ("kv", layer, cost.kv_bytes)
-        for layer, cost in enumerate(request.layers)
-        if mode == "load_all" or not group.start <= layer < group.stop
-    ]
-    return [*e, *kv]
+    order = link_order(request.group, len(request.layers), mode)
+    return [(kind, layer, request.e_bytes if kind == "e" else request.layers[layer].kv_bytes) for kind, layer in order]

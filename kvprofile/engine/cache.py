@@ -165,6 +165,52 @@ def prefilled_cache(context: ContextKV) -> Cache:
     return cache
 
 
+class _LaterLayer(DynamicLayer):  # type: ignore[misc]
+    """One layer whose context comes later; until then it knows nothing but the length."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self._tokens = tokens
+
+    def get_seq_length(self) -> int:
+        return int(super().get_seq_length()) if self.is_initialized else self._tokens
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes new tokens behind the context.
+
+        Raises:
+            GateFailed: If it has not come: without it the layer would answer as if there were none.
+        """
+        if not self.is_initialized:
+            raise GateFailed("a layer is read before its context came; its model does not call the layers in order")
+        written: tuple[torch.Tensor, torch.Tensor] = super().update(key_states, value_states, *args, **kwargs)
+        return written
+
+    def fill(self, context: KV) -> None:
+        self.keys, self.values = context
+        self.device, self.dtype = context.keys.device, context.keys.dtype
+        self.is_initialized = True
+
+
+class LaterCache(DynamicCache):  # type: ignore[misc]
+    """A cache of one row whose context comes layer by layer, while a model may already read it.
+
+    Args:
+        layers: L.
+        tokens: S.
+    """
+
+    def __init__(self, layers: int, tokens: int) -> None:
+        super().__init__()
+        self.layers = [_LaterLayer(tokens) for _ in range(layers)]
+
+    def fill(self, layer: int, context: KV) -> None:
+        """Puts a layer's context in, before the layer runs."""
+        self.layers[layer].fill(context)
+
+
 def read_cache(cache: Cache, layers: range, tokens: int) -> ContextKV:
     """Returns what a prefill left in `layers`.
 

@@ -115,6 +115,27 @@ class Decoder:
             self._behind(self.model.base_model, token_ids, cache, parents)
         cache.ends_at = None
 
+    @contextmanager
+    def before_layers(self, call: Callable[[int], None]) -> Iterator[None]:
+        """Has every pass call `call` with a layer's index before the layer runs; what it raises ends the pass."""
+        hooks = [
+            layer.register_forward_pre_hook(partial(_announce, call, index)) for index, layer in enumerate(self.layers)
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def context_like(self, tokens: int) -> tuple[ContextKV, torch.Tensor]:
+        """Returns what a prefill of S tokens leaves, without data (device `meta`).
+
+        Returns:
+            K/V of every layer, and the hidden states entering a layer, `(1, S, E)`.
+        """
+        kv = [KV(*(_of_length(part, tokens) for part in probed)) for probed in self._probed_kv]
+        return tuple(kv), _of_length(self._probed_hidden, tokens)
+
     def _behind(
         self, model: nn.Module, token_ids: torch.Tensor, cache: Cache, parents: Sequence[Sequence[int]], **options: Any
     ) -> Any:
@@ -197,6 +218,9 @@ class Decoder:
         if len(returned) != 1 or len(kv) != len(self.layers):
             raise GateFailed(f"{type(self.model).__name__} does not run its layers once each, in order")
         self._layer_returns_tuple = isinstance(returned[0], tuple)
+        hidden = returned[0][0] if self._layer_returns_tuple else returned[0]
+        self._probed_kv = [KV(keys.to("meta"), values.to("meta")) for keys, values in kv]
+        self._probed_hidden = hidden.to("meta")
 
     @torch.inference_mode()
     def _can_share(self) -> bool:
@@ -251,6 +275,14 @@ def _noting(layers: Sequence[nn.Module]) -> Iterator[list[torch.Tensor]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _announce(call: Callable[[int], None], layer: int, *_: Any) -> None:
+    call(layer)
+
+
+def _of_length(probed: torch.Tensor, tokens: int) -> torch.Tensor:
+    return probed.new_empty((*probed.shape[:-2], tokens, probed.shape[-1]))
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

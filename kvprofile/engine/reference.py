@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from transformers.cache_utils import Cache
 
 from kvprofile.engine.cache import ContextKV, prefilled_cache
 from kvprofile.engine.decoder import Decoder
 from kvprofile.layers import LayerRange
 
-__all__ = ["Capture", "capture", "greedy", "mixed_capture", "partial_prefill"]
+__all__ = ["Capture", "answer_ids", "capture", "greedy", "mixed_capture", "partial_prefill"]
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,18 @@ def greedy(
 
     All layers run with the reader's weights; question and answer attend to the given context cache.
     """
-    cache = prefilled_cache(context)
+    return tuple(answer_ids(reader, prefilled_cache(context), suffix, max_new_tokens, end_ids))
+
+
+@torch.inference_mode()
+def answer_ids(
+    reader: Decoder, cache: Cache, suffix: Sequence[int], max_new_tokens: int, end_ids: frozenset[int]
+) -> Iterator[int]:
+    """Yields a greedy answer id by id, behind what the cache holds; the first one costs the pass over the suffix."""
     new = torch.tensor([list(suffix)])
-    answer: list[int] = []
-    while True:
-        answer.append(int(reader.logits(new, cache, keep=1)[0, -1].argmax()))
-        if answer[-1] in end_ids or len(answer) == max_new_tokens:
-            return tuple(answer)
-        new = torch.tensor([[answer[-1]]])
+    for _ in range(max_new_tokens):
+        chosen = int(reader.logits(new, cache, keep=1)[0, -1].argmax())
+        yield chosen
+        if chosen in end_ids:
+            return
+        new = torch.tensor([[chosen]])

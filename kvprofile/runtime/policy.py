@@ -112,15 +112,15 @@ class Decider:
         refused: Plans of the profile's frontier that the loss rules out.
     """
 
-    __slots__ = ("_layers", "_limit", "_policy", "_profile", "_rows", "allowed", "refused")
+    __slots__ = ("_layers", "_limit", "_policy", "_profile", "_sizes", "_unknown", "allowed", "refused")
 
     def __init__(self, policy: Policy, limit: LossLimit, profile: RuntimeProfile, source: Source) -> None:
         rows = [row for row in profile.rows_of(source) if can_serve(row)]
         reasons = [(row, _why_refused(row, limit, policy.rule, profile.validations)) for row in rows]
         frontier = {id(row) for row in _frontier(rows)}
         self._policy, self._limit, self._profile = policy, limit, profile
-        self._rows = profile.rows_of(source)
-        self._layers = int(self._rows[0]["total_layers"])
+        self._layers = int(profile.rows_of(source)[0]["total_layers"])
+        self._sizes, self._unknown = _sizes(profile.rows_of(source))
         self.allowed = tuple(
             Candidate(ChosenPlan.of(row, profile.pair), _name(row), row)
             for row in _frontier([row for row, why in reasons if why is None])
@@ -162,12 +162,14 @@ class Decider:
         if not link.bytes_per_ms > 0 or not link.latency_ms >= 0:
             raise BadInput(f"a link of {link.bytes_per_ms} bytes per ms and {link.latency_ms} ms latency cannot be")
         try:
-            ms, sizes = times.at(tokens), kv_bytes_per_layer(self._rows)
+            ms = times.at(tokens)
         except BadInput as error:
             return self._full(f"the time at {tokens} tokens is not known: {error}")
+        if self._unknown:
+            return self._full(f"the bytes to ship are not known: {self._unknown}")
         if {len(ms.recompute), len(ms.read)} != {self._layers}:
             return self._full(f"the times are of {len(ms.recompute)} layers, the profile of {self._layers}")
-        return self._in_time(tokens, ms, sizes, target, link)
+        return self._in_time(tokens, ms, target, link)
 
     def _cheapest(self, why: str) -> Decision:
         first, *others = self.allowed
@@ -179,7 +181,7 @@ class Decider:
         others = [Considered(one.plan, one.name, None, why) for one in self.allowed]
         return Decision(None, f"full prefill: {why}", None, (*self.refused, *others, _taken_full(None)))
 
-    def _in_time(self, tokens: int, ms_of: LayerMs, sizes: Sequence[int], target: float, link: Link) -> Decision:
+    def _in_time(self, tokens: int, ms_of: LayerMs, target: float, link: Link) -> Decision:
         full_ms = sum(ms_of.recompute) + sum(ms_of.read) + ms_of.outside
         if full_ms <= target:
             rest = [Considered(one.plan, one.name, None, "full prefill is in time") for one in self.allowed]
@@ -192,7 +194,7 @@ class Decider:
             if reason := not_timed(one.row):
                 considered.append(Considered(one.plan, one.name, None, reason))
                 continue
-            request = request_at(one.row, sizes, ms_of, tokens)
+            request = request_at(one.row, self._sizes, ms_of, tokens)
             ms = first_tokens_ms([request], link, self._policy.loading)[0]
             if ms <= target:
                 considered.append(Considered(one.plan, one.name, ms, None))
@@ -219,6 +221,14 @@ def parse_policy_rule(text: str) -> PolicyRule:
         BadInput: If there is none.
     """
     return one_of(text, POLICY_RULES, "policy rule")
+
+
+def _sizes(rows: Sequence[Row]) -> tuple[tuple[int, ...], str | None]:
+    """Returns the bytes of K/V per layer and token, or why they are not known."""
+    try:
+        return kv_bytes_per_layer(rows), None
+    except BadInput as error:
+        return (), str(error)
 
 
 def _frontier(rows: Iterable[Row]) -> list[Row]:
