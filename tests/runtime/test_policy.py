@@ -231,7 +231,7 @@ def test_validated_counts_points_where_points_are_asked_for() -> None:
 @pytest.mark.parametrize("rule", ["point", "bound"])
 def test_the_first_candidate_is_the_cheapest_plan(seed: int, rule: Any) -> None:
     draw = random.Random(seed)
-    rows = [{**one, "baseline_quality": 0.8} for one in random_rows(draw, 50)]
+    rows = [{**one, "baseline_quality": 0.8, "kv_bytes_per_token": None} for one in random_rows(draw, 50)]
     made = profile(rows)
     source = made.source("qa", "data", "f1")
     own = [one for one in rows if (one["task"], one["metric"]) == ("qa", "f1")]
