@@ -35,12 +35,13 @@ from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.executor import Question
 from kvprofile.engine.frames import pack, parts
 from kvprofile.engine.reference import Capture, answer_ids, capture, greedy, partial_prefill
+from kvprofile.engine.timing import layer_clock
 from kvprofile.engine.transport import SocketSink, SocketSource, Throttle
 from kvprofile.layers import LayerRange
 from kvprofile.models.loading import load_model, load_pair
 from kvprofile.models.machine import cpu_name
 from kvprofile.recipe import load_recipe, with_options
-from kvprofile.run import build_samples, load_parts
+from kvprofile.samples import build_samples, load_parts
 
 LATENCY_MS = 5.0
 LINK_PER_COMPUTE = (4.0, 1.0, 0.1)
@@ -169,39 +170,17 @@ def modelled_request(case: Case, costs: Sequence[Costs], kv_bytes: Sequence[int]
 
 def layer_costs(reader: Decoder, theirs: Capture, case: Case) -> Costs:
     """Returns what each layer takes, with all K/V at hand; `outside_ms` is what both passes take besides."""
-    recomputed, read, cache = {}, {}, LaterCache(len(reader.layers), len(case.context))
-    begun = time.perf_counter()
-    with timed_layers(reader, recomputed):
+    cache = LaterCache(len(reader.layers), len(case.context))
+    with layer_clock(reader) as recomputing:
         own = reader.recompute(case.context, case.group, theirs.entering[case.group.start])
     for layer, kv in enumerate((*theirs.kv[: case.group.start], *own, *theirs.kv[case.group.stop :])):
         cache.fill(layer, kv)
-    with timed_layers(reader, read):
+    with layer_clock(reader) as reading:
         next(answer_ids(reader, cache, *case.question))
-    whole = 1000 * (time.perf_counter() - begun)
+    recomputed, read = recomputing.milliseconds(), reading.milliseconds()
+    outside = recomputed.pop(None) + read.pop(None)
     ran = {layer: ms for layer, ms in recomputed.items() if case.group.start <= layer < case.group.stop}
-    return Costs(ran, read, whole - sum(ran.values()) - sum(read.values()))
-
-
-@contextmanager
-def timed_layers(reader: Decoder, into: dict[int, float]) -> Iterator[None]:
-    """Writes how long each layer ran, in ms, on a device that computes at once."""
-
-    def ended(layer: int) -> Any:
-        def hook(*_: Any) -> None:
-            into[layer] += 1000 * time.perf_counter()
-
-        return hook
-
-    def begins(layer: int) -> None:
-        into[layer] = -1000 * time.perf_counter()
-
-    hooks = [module.register_forward_hook(ended(layer)) for layer, module in enumerate(reader.layers)]
-    try:
-        with reader.before_layers(begins):
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    return Costs(ran, read, outside)
 
 
 def first_token_ms(reader: Decoder, case: Case, port: int, link: Link, mode: Mode) -> tuple[float, Served]:
