@@ -84,6 +84,8 @@ def _print(document: dict[str, Any], as_json: bool) -> None:
             console,
             f"  worse: {one['plan']} loses {one['grew_by']:.1f}{one['unit']} more on {one['task']}/{one['dataset']}",
         )
+    if document["status"] == "rejected":
+        print_line(console, f"  to serve it all the same: kvprofile store accept {document['profile']}")
     if moved := document["frontier"]:
         print_line(console, f"  frontier: {moved['stay']} plans stay, {moved['come']} come, {moved['leave']} leave")
     if document["work_share"] is not None:

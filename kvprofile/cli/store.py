@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
     store.command("prune", epilog="Example: kvprofile store prune --keep 5 --older-than 90d --yes")(prune)
     store.command("pin", epilog="Example: kvprofile store pin outputs/PAIR/v0003")(pin)
     store.command("unpin", epilog="Example: kvprofile store unpin outputs/PAIR/v0003")(unpin)
+    store.command("accept", epilog="Example: kvprofile store accept outputs/PAIR/v0003")(accept)
     store.command("push", epilog="Example: kvprofile store push outputs/PAIR/v0003 s3://bucket/profiles")(push)
     store.command("pull", epilog="Example: kvprofile store pull s3://bucket/profiles --out outputs")(pull)
     app.add_typer(store, name="store")
@@ -115,6 +116,17 @@ def _pin(profile: str, pinned: bool, as_json: bool) -> None:
         print_json({"profile": str(folder), "pinned": pinned})
     else:
         print_line(out(), f"{folder} is {'pinned' if pinned else 'not pinned'}")
+
+
+def accept(profile: ProfileArgument, as_json: JsonFlag = False) -> None:
+    """Let a version serve that `reprofile --fail-if-worse` rejected."""
+    from kvprofile.store.retention import accept as set_accepted
+
+    folder = set_accepted(profile)
+    if as_json:
+        print_json({"profile": str(folder), "accepted": True})
+    else:
+        print_line(out(), f"{folder} is accepted")
 
 
 def push(

@@ -15,7 +15,8 @@ from kvprofile.errors import BadInput
 MANIFEST_FILE = "manifest.json"
 MANIFEST_VERSION = 1
 PINNED_FILE = "pinned"
-ADDED_LATER = frozenset({"report.html", PINNED_FILE})
+ACCEPTED_FILE = "accepted"
+ADDED_LATER = frozenset({"report.html", PINNED_FILE, ACCEPTED_FILE})
 """Files that come and go beside a published version; so do its folders."""
 
 _NAME = re.compile(r"(?:(?:validations|sensitivity)/)?[A-Za-z0-9_-][A-Za-z0-9._+-]{0,199}")

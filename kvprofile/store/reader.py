@@ -17,6 +17,7 @@ from kvprofile.errors import BadInput
 from kvprofile.json_text import parse_json
 from kvprofile.resources import expanded
 from kvprofile.store.checks import is_validation, row_problem
+from kvprofile.store.manifest import ACCEPTED_FILE
 from kvprofile.store.migrations import migrate
 from kvprofile.store.schema import (
     FOOTER_KEY,
@@ -167,9 +168,10 @@ def is_url(path: str | Path) -> bool:
 
 
 def rejection(folder: Path) -> str | None:
-    """Returns why a version was rejected when it was published, None if it was not."""
+    """Returns why a version was rejected when it was published, None if it was not, or was accepted since."""
     path = folder / REJECTED_FILE
-    return rejection_reason(path.read_bytes()) if path.is_file() else None
+    stands = path.is_file() and not (folder / ACCEPTED_FILE).is_file()
+    return rejection_reason(path.read_bytes()) if stands else None
 
 
 def rejection_reason(document: bytes) -> str:

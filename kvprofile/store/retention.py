@@ -16,8 +16,8 @@ from filelock import FileLock, Timeout
 
 from kvprofile.errors import BadInput
 from kvprofile.store.index import Entry, pair_entries, pair_folders
-from kvprofile.store.manifest import PINNED_FILE
-from kvprofile.store.reader import SENSITIVITY_FOLDER, VALIDATIONS_FOLDER, is_url, resolve
+from kvprofile.store.manifest import ACCEPTED_FILE, PINNED_FILE
+from kvprofile.store.reader import SENSITIVITY_FOLDER, VALIDATIONS_FOLDER, is_url, rejection, resolve
 from kvprofile.store.writer import PAIR_LOCK, TEMPORARY, sync_folder
 
 _STALE = timedelta(hours=1)
@@ -144,14 +144,31 @@ def pin(path: str, pinned: bool) -> Path:
     Raises:
         BadInput: If there is none, or it lies at a URL.
     """
-    if is_url(path):
-        raise BadInput(f"{path} cannot be pinned, only a folder can; `kvprofile store pull {path}` makes one")
-    folder = resolve(path)
+    folder = _in_a_folder(path, "pinned")
     if pinned:
         (folder / PINNED_FILE).touch()
     else:
         (folder / PINNED_FILE).unlink(missing_ok=True)
     return folder
+
+
+def accept(path: str) -> Path:
+    """Returns the folder of a rejected version, after it was let serve in spite of its rejection.
+
+    Raises:
+        BadInput: If there is none, it was not rejected, or it lies at a URL.
+    """
+    folder = _in_a_folder(path, "accepted")
+    if rejection(folder) is None:
+        raise BadInput(f"{folder} is not rejected; name the rejected version, which `kvprofile store ls` shows")
+    (folder / ACCEPTED_FILE).touch()
+    return folder
+
+
+def _in_a_folder(path: str, done: str) -> Path:
+    if is_url(path):
+        raise BadInput(f"{path} cannot be {done}, only a folder can; `kvprofile store pull {path}` makes one")
+    return resolve(path)
 
 
 def _remove(folder: Path) -> None:

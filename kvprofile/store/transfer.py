@@ -130,7 +130,9 @@ def _names(profile: Profile) -> list[str]:
         for place in (reader.VALIDATIONS_FOLDER, reader.SENSITIVITY_FOLDER)
         for path in sorted((profile.folder / place).glob("[!.]*.parquet"))
     ]
-    return [name for name in dict.fromkeys([*names, *beside]) if (profile.folder / name).is_file()]
+    accepted = reader.rejection(profile.folder) is None
+    held = (name for name in dict.fromkeys([*names, *beside]) if not (accepted and name == reader.REJECTED_FILE))
+    return [name for name in held if (profile.folder / name).is_file()]
 
 
 def _new_claim(profile: Profile) -> bytes:

@@ -11,6 +11,8 @@ from kvprofile.errors import BadInput
 from kvprofile.runtime import Fingerprint, ProfileStore
 from kvprofile.store.index import ls
 from kvprofile.store.reader import load, rejection, resolve
+from kvprofile.store.retention import accept
+from kvprofile.store.soundness import check_version
 from tests.profile_factory import header, publish_profile
 
 PAIR = {role: Fingerprint.of(header()[role]) for role in ("sender", "receiver")}
@@ -42,6 +44,20 @@ def test_a_rejected_version_is_read_when_it_is_named(tmp_path: Path) -> None:
     _, bad = publish_some(tmp_path, False, True)
     for path in (bad, bad / "profile.parquet"):
         assert load(path).folder == bad
+
+
+def test_a_rejected_version_that_somebody_accepted_serves(tmp_path: Path) -> None:
+    good, bad = publish_some(tmp_path, False, True)
+    assert accept(str(bad)) == bad
+    assert rejection(bad) is None
+    assert resolve(tmp_path) == bad
+    profile = ProfileStore(tmp_path).find(**PAIR).profile
+    assert profile is not None
+    assert profile.folder == bad
+    assert not [one for one in check_version(bad) if one.severity == "fault" and "accepted" in one.path]
+    for path, words in ((str(good), "is not rejected"), ("s3://bucket/x", "only a folder can")):
+        with pytest.raises(BadInput, match=words):
+            accept(path)
 
 
 def test_where_all_are_rejected_it_says_so(tmp_path: Path) -> None:
