@@ -19,6 +19,10 @@ class BadInput(KvprofileError):
     exit_code = 2
 
 
+class NewerFormat(BadInput):
+    """A file that a newer kvprofile made."""
+
+
 class Interrupted(KvprofileError):
     """Work stopped half-way, nothing is lost, and the same command goes on."""
 

@@ -28,6 +28,7 @@ class RunIdentity:
         metrics: `name@version` per task and data set.
         strategies: Version by name.
         known: Groups that an adaptive search began with.
+        anew: Whether it went on to the coarse grid in any case.
     """
 
     sender: tuple[str, ...]
@@ -39,6 +40,7 @@ class RunIdentity:
     references: str
     search: str
     known: tuple[tuple[int, int], ...]
+    anew: bool
     end_ids: tuple[int, ...]
     dtype: str
     attention: str

@@ -31,7 +31,7 @@ from kvprofile.models.architecture import head_width, key_value_heads
 from kvprofile.models.loading import LoadedModel
 from kvprofile.models.machine import cpu_name
 from kvprofile.recipe import Recipe, SearchMethod, to_yaml
-from kvprofile.run import Portion, Run, read_part
+from kvprofile.run import Portion, Run, end_ids_of, read_part
 from kvprofile.samples import Part, datasets_of, metrics_of
 from kvprofile.search import Removed
 from kvprofile.store.reader import RECIPE_FILE
@@ -202,6 +202,7 @@ def header_of(
         "recipe_sha256": recipe.sha256(),
         "datasets": datasets_of(parts),
         "metrics": metrics_of(parts),
+        "end_ids": sorted(end_ids_of(receiver)),
         "strategies": {name: strategy.version for name, strategy in load_all().items()},
         "attention": receiver.model.config._attn_implementation,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,

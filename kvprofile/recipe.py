@@ -187,8 +187,8 @@ class Recipe(_Options):
         return self
 
     def sha256(self) -> str:
-        """Returns the hash of the declared fields, which where the file lies and how it is laid out do not change."""
-        return json_sha256(self.model_dump(mode="json"))
+        """Returns the hash of the declared fields; where the file lies, its layout, and the device do not change it."""
+        return json_sha256(self.model_dump(mode="json", exclude={"models": {"device", "device_map"}}))
 
 
 def load_recipe(path_or_name: str, folder: Path | None = None) -> Recipe:

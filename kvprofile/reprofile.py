@@ -2,67 +2,86 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from kvprofile.analysis.choice import can_serve
+from kvprofile.cost.sweep import layer_tokens
+from kvprofile.errors import BadInput, NewerFormat
+from kvprofile.gate import Gate
+from kvprofile.json_text import parse_json
 from kvprofile.layers import LayerRange, plan_key
 from kvprofile.limits import LossLimit
 from kvprofile.models.reference import parse
 from kvprofile.recipe import Recipe
-from kvprofile.report.frontier import frontier_blocks, plan_text
-from kvprofile.staleness import Reason, present, why_stale
+from kvprofile.report.frontier import frontier_blocks
+from kvprofile.staleness import Present, Reason, present, recipe_sha256, why_stale
 from kvprofile.store.reader import REJECTED_FILE, Profile, load, rejection, versions
 from kvprofile.store.writer import alone, pair_folder
 
 Status = Literal["current", "stale", "published", "rejected"]
 
 
-class Outcome(NamedTuple):
+@dataclass(frozen=True)
+class Options:
+    """How to re-profile.
+
+    Attributes:
+        only_check: Whether to say only if the profile is stale.
+        full: Whether to measure what is current, too, and to search as the recipe says instead of from where the frontier was.
+        max_age: How old a profile may be.
+        fail_if_worse: How much more than before a plan of the old frontier may lose, as measured; a version in which one loses
+            more, or cannot be judged, is kept as rejected.
+        memory_limit: As for a sweep.
+    """
+
+    only_check: bool = False
+    full: bool = False
+    max_age: timedelta | None = None
+    fail_if_worse: LossLimit | None = None
+    memory_limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
     """What became of one recipe.
 
     Attributes:
         status: `current` (nothing to do), `stale` (only checked), `published`, or `rejected` (worse than what it was to replace).
         pair: Name of the pair's folder.
+        reasons: Why it was measured, or would have to be.
         profile: Folder of the version that this is about; None if there is none.
         previous: Folder of the version that it takes the place of; None if there was none, or nothing was measured.
-        reasons: Why it was measured, or would have to be.
-        worse: Plans of the old frontier that lose more than before, where that was asked.
-        frontier: Groups that stay on the frontier of every first metric, come to it, and leave it; None if nothing was measured.
+        worse: Plans of the old frontier that lose more than before, as `gate.Worse`, where that was asked.
+        not_comparable: Why a new version was published without asking.
+        frontier: Plans, per task, data set and first metric, that stay on the frontier, come to it, and leave it; None if nothing
+            was measured or there was none before.
         work_share: Layer-tokens of the measurement over those of all groups on all samples; None if nothing was measured.
         seconds: Wall time.
     """
 
     status: Status
     pair: str
-    profile: str | None
-    previous: str | None
-    reasons: list[Reason]
-    worse: list[dict[str, Any]]
-    frontier: dict[str, int] | None
-    work_share: float | None
-    seconds: float
+    reasons: list[Reason] = field(default_factory=list)
+    profile: str | None = None
+    previous: str | None = None
+    worse: list[dict[str, Any]] = field(default_factory=list)
+    not_comparable: str | None = None
+    frontier: dict[str, int] | None = None
+    work_share: float | None = None
+    seconds: float = 0.0
 
     def document(self) -> dict[str, Any]:
         """Returns it as plain values for JSON."""
-        return {**self._asdict(), "reasons": [reason._asdict() for reason in self.reasons]}
+        return {**dataclasses.asdict(self), "reasons": [reason._asdict() for reason in self.reasons]}
 
 
-def reprofile(
-    recipe: Recipe,
-    out: Path,
-    progress: Any,
-    *,
-    only_check: bool = False,
-    full: bool = False,
-    max_age: timedelta | None = None,
-    fail_if_worse: LossLimit | None = None,
-    memory_limit: int | None = None,
-) -> Outcome:
+def reprofile(recipe: Recipe, out: Path, progress: Any, options: Options) -> Outcome:
     """Measures a recipe's pair again if its newest profile is stale, publishes a new version and says what became of it.
 
     One run at a time for a store; a run that was cut off goes on where it stood.
@@ -71,11 +90,7 @@ def reprofile(
         recipe: What to measure.
         out: The store.
         progress: A `run.Progress`; who is told.
-        only_check: Whether to say only if the profile is stale.
-        full: Whether to search as the recipe says, instead of from where the frontier was.
-        max_age: How old it may be.
-        fail_if_worse: How much more than before a plan of the old frontier may lose; a version with more is kept as rejected.
-        memory_limit: As for a sweep.
+        options: How.
 
     Raises:
         BadInput: If the recipe, its data or its models cannot be used.
@@ -83,59 +98,116 @@ def reprofile(
     """
     begun = time.monotonic()
     pair = pair_folder(out, *(parse(text, recipe.search_folders).name for text in (recipe.sender, recipe.receiver)))
-
-    def outcome(status: Status, profile: Path | None, reasons: list[Reason], **more: Any) -> Outcome:
-        place = None if profile is None else str(profile)
-        rest = {"previous": None, "worse": [], "frontier": None, "work_share": None, **more}
-        return Outcome(status, pair.name, place, reasons=reasons, seconds=round(time.monotonic() - begun, 1), **rest)
-
-    now = present(recipe)
-    current, rejected = _newest(pair)
-    reasons = why_stale(current, now, max_age)
-    if not reasons and current:
-        return outcome("current", current.folder, [])
-    if rejected and not why_stale(rejected, now, max_age):
-        return outcome("rejected", rejected.folder, reasons, worse=_why_rejected(rejected.folder))
-    if only_check:
-        return outcome("stale", current.folder if current else None, reasons)
-    with alone(out / ".reprofile"):
-        full = full or any(reason.what == "recipe" for reason in reasons)
-        return _measure(recipe, out, progress, current, full, fail_if_worse, memory_limit, reasons, outcome)
+    now = present(recipe, fetch=not options.only_check)
+    outcome = _look(pair, now, options)
+    if outcome.status == "stale" and not options.only_check:
+        with alone(out / ".reprofile"):
+            outcome = _look(pair, now, options)  # another run may have published meanwhile
+            if outcome.status == "stale":
+                outcome = _measure(recipe, out, progress, options, outcome)
+    return dataclasses.replace(outcome, seconds=round(time.monotonic() - begun, 1))
 
 
-def _measure(
-    recipe: Recipe,
-    out: Path,
-    progress: Any,
-    current: Profile | None,
-    full: bool,
-    fail_if_worse: LossLimit | None,
-    memory_limit: int | None,
-    reasons: list[Reason],
-    outcome: Callable[..., Outcome],
-) -> Outcome:
+@dataclass(frozen=True)
+class _Versions:
+    """What a pair folder holds for a recipe.
+
+    Attributes:
+        current: The newest version of this recipe that serves; where there is none, the newest of any recipe.
+        rejected: The newest version of this recipe that was rejected, if it is newer than `current`.
+        unreadable: Newer versions that cannot be read, with why.
+    """
+
+    current: Profile | None
+    rejected: Profile | None
+    unreadable: list[Reason]
+
+
+def _versions_for(pair: Path, recipe_hash: str) -> _Versions:
+    rejected: Profile | None = None
+    another: Profile | None = None
+    unreadable: list[Reason] = []
+    for _, folder in reversed(versions(pair)):
+        try:
+            profile = load(folder)
+        except NewerFormat:
+            raise
+        except BadInput as error:
+            unreadable.append(Reason("unreadable", str(error)))
+            continue
+        own = recipe_sha256(profile) == recipe_hash
+        if rejection(folder) is not None:
+            rejected = rejected or (profile if own else None)
+        elif own:
+            return _Versions(profile, rejected, unreadable)
+        else:
+            another = another or profile
+    return _Versions(another, rejected, unreadable)
+
+
+def _look(pair: Path, now: Present, options: Options) -> Outcome:
+    """Returns whether there is anything to do, without measuring."""
+    found = _versions_for(pair, now.recipe_sha256)
+    reasons = why_stale(found.current, now, options.max_age)
+    place = None if found.current is None else str(found.current.folder)
+    if options.full:
+        reasons.append(Reason("asked", "a full search was asked for"))
+    if not reasons:
+        return Outcome("current", pair.name, profile=place)
+    if found.rejected and not options.full and not why_stale(found.rejected, now, options.max_age):
+        folder = found.rejected.folder
+        return Outcome("rejected", pair.name, reasons, str(folder), worse=_why_rejected(folder))
+    return Outcome("stale", pair.name, [*reasons, *found.unreadable], place)
+
+
+def _measure(recipe: Recipe, out: Path, progress: Any, options: Options, stale: Outcome) -> Outcome:
+    from kvprofile.run import Frontier
     from kvprofile.sweep import Earlier, sweep
 
-    for reason in reasons:
+    for reason in stale.reasons:
         progress.say(f"stale: {reason.detail}")
-    earlier = None
-    if current:
+    if stale.profile is None:
+        folder = sweep(recipe, out, progress, options.memory_limit)
+        share = _work_share(load(folder))
+        return dataclasses.replace(stale, status="published", profile=str(folder), work_share=share)
+    current = load(stale.profile)
+    gate = Gate(current, options.fail_if_worse) if options.fail_if_worse else None
+    before = _frontier(current)
+    not_comparable: list[str] = []
 
-        def judge(folder: Path) -> None:
-            if fail_if_worse and (worse := _worse(current, load(folder), fail_if_worse)):
-                why = {"reason": _in_words(worse), "limit": str(fail_if_worse), "worse": worse}
-                (folder / REJECTED_FILE).write_text(json.dumps(why, indent=2), "utf-8")
+    def judge(temporary: Path) -> None:
+        if gate is None:
+            return
+        new = load(temporary)
+        if why := gate.not_comparable(new):
+            not_comparable.append(why)
+        elif worse := gate.worse(new):
+            more = f", and {len(worse) - 1} more plans" if len(worse) > 1 else ""
+            document = {
+                "reason": f"{worse[0].words()}{more}",
+                "limit": str(options.fail_if_worse),
+                "worse": [one._asdict() for one in worse],
+            }
+            (temporary / REJECTED_FILE).write_text(json.dumps(document, indent=2), "utf-8")
 
-        earlier = Earlier(current.header["profile_id"], () if full else known_groups(current), judge)
-    folder = sweep(recipe, out, progress, memory_limit, earlier)
-    profile = load(folder)
-    return outcome(
-        "rejected" if rejection(folder) else "published",
-        folder,
-        reasons,
-        previous=str(current.folder) if current else None,
+    anew = options.full or any(reason.what == "recipe" for reason in stale.reasons)
+    layers = current.rows["total_layers"][0].as_py()
+    folder = sweep(
+        recipe,
+        out,
+        progress,
+        options.memory_limit,
+        Earlier(current.header["profile_id"], Frontier(known_groups(current), layers, anew), judge),
+    )
+    profile, after = load(folder), _frontier(load(folder))
+    return dataclasses.replace(
+        stale,
+        status="rejected" if rejection(folder) else "published",
+        profile=str(folder),
+        previous=str(current.folder),
         worse=_why_rejected(folder),
-        frontier=_moved(current, profile) if current else None,
+        not_comparable=not_comparable[0] if not_comparable else None,
+        frontier={"stay": len(before & after), "come": len(after - before), "leave": len(before - after)},
         work_share=_work_share(profile),
     )
 
@@ -146,71 +218,39 @@ def known_groups(profile: Profile) -> tuple[LayerRange, ...]:
         row for row in profile.rows.to_pylist() if row["strategy"] in ("layer_group", "full_reuse") and can_serve(row)
     ]
     found = {(row["start_layer"], row["stop_layer"]) for row in rows if row["on_frontier"]}
-    lowest: dict[str, float] = {}
-    for row in sorted(
-        (r for r in rows if r["mean_kl"] is not None), key=lambda r: (r["recomputed_layers"], r["mean_kl"])
-    ):
-        source = f"{row['task']}/{row['dataset']}"
+    lowest: dict[tuple[str, str], float] = {}
+    by_cost = sorted(
+        (row for row in rows if row["mean_kl"] is not None), key=lambda row: (row["recomputed_layers"], row["mean_kl"])
+    )
+    for row in by_cost:
+        source = row["task"], row["dataset"]
         if row["mean_kl"] < lowest.get(source, float("inf")):
             lowest[source] = row["mean_kl"]
             found.add((row["start_layer"], row["stop_layer"]))
     return tuple(sorted(LayerRange(*group) for group in found if group[0] is not None))
 
 
-def _newest(pair: Path) -> tuple[Profile | None, Profile | None]:
-    """Returns the pair's newest version that serves, and a newer one that was rejected; None where there is none."""
-    rejected = None
-    for _, folder in reversed(versions(pair)):
-        if rejection(folder) is None:
-            return load(folder), rejected
-        rejected = rejected or load(folder)
-    return None, rejected
-
-
 def _why_rejected(folder: Path) -> list[dict[str, Any]]:
+    """Returns the plans that a rejection names; none where somebody wrote it by hand."""
     if rejection(folder) is None:
         return []
-    worse: list[dict[str, Any]] = json.loads((folder / REJECTED_FILE).read_text("utf-8"))["worse"]
-    return worse
+    try:
+        held = parse_json((folder / REJECTED_FILE).read_bytes())["worse"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [one for one in held if isinstance(one, dict)] if isinstance(held, list) else []
 
 
-def _worse(before: Profile, after: Profile, limit: LossLimit) -> list[dict[str, Any]]:
-    """Returns the plans of the old frontier, by each task's first metric, whose loss grew by more than the limit."""
-    column = limit.column()
-    scale = 100 if limit.unit == "%" else 1
-    now = {(r["task"], r["dataset"], r["metric"], *plan_key(r)): r for r in after.rows.to_pylist()}
-    found = []
-    for block in frontier_blocks(before):
-        for row in block.frontier:
-            new = now.get((block.task, block.dataset, block.metric, *plan_key(row)))
-            if not can_serve(row) or new is None or row[column] is None or new[column] is None:
-                continue
-            grew = scale * (new[column] - row[column])
-            if grew > limit.value:
-                own = {"task": block.task, "dataset": block.dataset, "metric": block.metric, "plan": plan_text(row)}
-                found.append({**own, "before": row[column], "after": new[column], "grew_by": grew, "unit": limit.unit})
-    return sorted(found, key=lambda one: -one["grew_by"])
-
-
-def _in_words(worse: Sequence[dict[str, Any]]) -> str:
-    first = worse[0]
-    more = f", and {len(worse) - 1} more plans lose more" if len(worse) > 1 else ""
-    return f"{first['plan']} loses {first['grew_by']:.1f}{first['unit']} more than before on {first['task']}{more}"
-
-
-def _moved(before: Profile, after: Profile) -> dict[str, int]:
-    fronts = [
-        {(b.task, b.dataset, b.metric, *plan_key(row)) for b in frontier_blocks(one) for row in b.frontier}
-        for one in (before, after)
-    ]
-    old, new = fronts
-    return {"stay": len(old & new), "come": len(new - old), "leave": len(old - new)}
+def _frontier(profile: Profile) -> set[tuple[Any, ...]]:
+    return {
+        (block.task, block.dataset, block.metric, *plan_key(row))
+        for block in frontier_blocks(profile)
+        for row in block.frontier
+    }
 
 
 def _work_share(profile: Profile) -> float:
     """Returns the layer-tokens of the groups that were measured, each once, over those of all groups on all samples."""
-    from kvprofile.cost.sweep import layer_tokens
-
     rows = profile.rows.to_pylist()
     layers = rows[0]["total_layers"]
     every = sorted({LayerRange(r["start_layer"], r["stop_layer"]) for r in rows if r["strategy"] == "layer_group"})

@@ -22,6 +22,7 @@ from kvprofile.engine.executor import Question, Readers
 from kvprofile.errors import BadInput
 from kvprofile.identity import RunIdentity, json_sha256
 from kvprofile.layers import PLAN_COLUMNS, LayerRange, Plan
+from kvprofile.models.checkpoint import end_ids
 from kvprofile.models.compatibility import compare
 from kvprofile.models.loading import LoadedModel, load_pair
 from kvprofile.recipe import Recipe, SearchMethod
@@ -55,6 +56,20 @@ class Portion(NamedTuple):
     file: Path
 
 
+class Frontier(NamedTuple):
+    """Where an earlier profile's frontier was.
+
+    Attributes:
+        groups: Its groups.
+        layers: Of the models then.
+        anew: Whether to search as the recipe says, and to measure these groups beside.
+    """
+
+    groups: tuple[LayerRange, ...]
+    layers: int
+    anew: bool
+
+
 @dataclass(frozen=True)
 class Run:
     """Everything decided before the first measurement.
@@ -62,11 +77,13 @@ class Run:
     Attributes:
         search: The recipe's, but adaptive where it begins at a known frontier.
         known: Groups of that frontier.
+        anew: Whether the search goes on from the coarse grid in any case.
     """
 
     recipe: Recipe
     search: SearchMethod
     known: tuple[LayerRange, ...]
+    anew: bool
     parts: tuple[Part, ...]
     samples: tuple[Sample, ...]
     sender: LoadedModel
@@ -100,7 +117,7 @@ def prepare(
     out: Path,
     progress: Progress,
     memory_limit: int | None = None,
-    known: Sequence[LayerRange] = (),
+    frontier: Frontier | None = None,
 ) -> Run:
     """Loads data and models, checks that they fit, and names the run.
 
@@ -109,7 +126,7 @@ def prepare(
         out: The store.
         progress: Who is told.
         memory_limit: Bytes that the process may hold on the receiver's device; None for what is free.
-        known: Groups that an adaptive search begins with; those that the recipe's grids lack are left out.
+        frontier: That of an earlier profile, where an adaptive search begins; groups that the recipe's grids lack are left out.
 
     Raises:
         BadInput: If the recipe, its data, its models or the store cannot be used.
@@ -130,19 +147,20 @@ def prepare(
     plans = [plan for s in strategies.values() for plan in s.plans(layers, recipe.granularity)]
     plans.sort(key=lambda plan: plan.range is not None)  # among equally good plans the frontier takes the first
     groups = {plan.range for plan in plans if plan.strategy == "layer_group" and plan.range}
-    known = tuple(sorted(groups.intersection(known)))
+    known, anew = _known(frontier, groups, layers, recipe.search)
     method: SearchMethod = "adaptive" if known else recipe.search
     samples = build_samples(recipe, parts, receiver.tokenizer, [sender.model.config, receiver.model.config])
     for sample in samples:
         require_same_ids(sample, sender, receiver)
     remark_on(samples, progress)
     end_ids = end_ids_of(receiver)
-    identity = _identity(recipe, method, known, parts, samples, sender, receiver, strategies, end_ids).sha256()
+    identity = _identity(recipe, method, known, anew, parts, samples, sender, receiver, strategies, end_ids).sha256()
     folder = pair_folder(out, sender.reference.name, receiver.reference.name)
     return Run(
         recipe=recipe,
         search=method,
         known=known,
+        anew=anew,
         parts=parts,
         samples=samples,
         sender=sender,
@@ -157,6 +175,17 @@ def prepare(
     )
 
 
+def _known(
+    frontier: Frontier | None, groups: set[LayerRange], layers: int, method: SearchMethod
+) -> tuple[tuple[LayerRange, ...], bool]:
+    """Returns the groups that an adaptive search begins with, and whether it then searches anew; none for the recipe's own."""
+    measures_all = frontier is not None and frontier.anew and method == "exhaustive"
+    if frontier is None or frontier.layers != layers or measures_all:
+        return (), False
+    known = tuple(sorted(groups.intersection(frontier.groups)))
+    return known, frontier.anew and bool(known)
+
+
 def require_writable(out: Path) -> None:
     """Makes a folder; raises BadInput if nothing can be written there."""
     try:
@@ -169,15 +198,14 @@ def require_writable(out: Path) -> None:
 
 def end_ids_of(receiver: LoadedModel) -> frozenset[int]:
     """Returns the ids that end an answer."""
-    config = receiver.model.generation_config
-    ends = [config.eos_token_id if config else None, receiver.tokenizer.eos_token_id]
-    return frozenset(i for end in ends if end is not None for i in (end if isinstance(end, list) else [end]))
+    return end_ids(receiver.model.generation_config, receiver.tokenizer)
 
 
 def _identity(
     recipe: Recipe,
     method: SearchMethod,
     known: Sequence[LayerRange],
+    anew: bool,
     parts: Sequence[Part],
     samples: Sequence[Sample],
     sender: LoadedModel,
@@ -195,6 +223,7 @@ def _identity(
         references=recipe.references,
         search=method,
         known=tuple((group.start, group.stop) for group in known),
+        anew=anew,
         end_ids=tuple(sorted(end_ids)),
         dtype=receiver.dtype,
         attention=receiver.model.config._attn_implementation,

@@ -98,6 +98,7 @@ def search(
     samples: int,
     searched: int = SEARCHED,
     known: Collection[LayerRange] = (),
+    anew: bool = False,
 ) -> Generator[Request, Kls, list[Removed]]:
     """Yields what to measure next, takes its KL, and returns why groups were left; all others are then measured on every sample.
 
@@ -107,6 +108,7 @@ def search(
         samples: How many samples there are; they are asked for in their order.
         searched: Samples of the rounds before the race.
         known: Groups of an earlier frontier, of the allowed ones.
+        anew: Whether to search from the coarse grid even if the known frontier has not moved.
     """
     state = _State(allowed, known)
     first = range(min(searched, samples))
@@ -117,7 +119,7 @@ def search(
         near = {g for edges in grids for g in _moved(known, edges, 1)}
         warm = range(min(before_race(searched, known), samples))
         yield from state.measure(number, warm, near.intersection(allowed).union(known))
-        if not state.broken_into():
+        if not anew and not state.broken_into():
             state.leave_far(number)
             state.keep_starts(number, {group.start for group in known})
             yield from _race(state, number, warm, samples)

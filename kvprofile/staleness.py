@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
@@ -17,8 +18,8 @@ class Reason(NamedTuple):
     """One thing that changed, or was never recorded.
 
     Attributes:
-        what: `missing`, `format`, `recipe`, `weights`, `tokenizer`, `chat template`, `config`, `data`, `metric`, `strategy`
-            or `age`.
+        what: `missing`, `unreadable`, `format`, `recipe`, `weights`, `tokenizer`, `chat template`, `config`, `end tokens`,
+            `data`, `metric`, `strategy`, `age` or `asked`.
         detail: In words.
     """
 
@@ -32,6 +33,7 @@ class Present(NamedTuple):
     Attributes:
         sender: Fingerprints by key of a header.
         receiver: Likewise.
+        end_ids: Token ids that end an answer.
         datasets: Name and hashes of each data source.
         metrics: `name@version`.
         strategies: Version by name.
@@ -40,27 +42,35 @@ class Present(NamedTuple):
 
     sender: Mapping[str, str]
     receiver: Mapping[str, str]
+    end_ids: list[int]
     datasets: list[dict[str, str]]
     metrics: list[str]
     strategies: Mapping[str, int]
     recipe_sha256: str
 
 
-def present(recipe: Recipe) -> Present:
+def present(recipe: Recipe, fetch: bool = False) -> Present:
     """Looks up what a sweep of the recipe would record now.
+
+    Args:
+        recipe: The recipe.
+        fetch: Whether to fetch weights on the hub whose hashes were never seen here; otherwise they count as changed.
 
     Raises:
         BadInput: If its models or data are not there.
     """
-    from kvprofile.models.checkpoint import fingerprint_of
+    from kvprofile.models.checkpoint import looked_up
     from kvprofile.samples import datasets_of, load_parts, metrics_of
     from kvprofile.strategies import load_all
 
     parts = load_parts(recipe)
-    models = [fingerprint_of(text, recipe.models, recipe.search_folders) for text in (recipe.sender, recipe.receiver)]
+    sender, receiver = (
+        looked_up(text, recipe.models, recipe.search_folders, fetch) for text in (recipe.sender, recipe.receiver)
+    )
     return Present(
-        sender=models[0]._asdict(),
-        receiver=models[1]._asdict(),
+        sender=sender.fingerprint._asdict(),
+        receiver=receiver.fingerprint._asdict(),
+        end_ids=list(receiver.end_ids),
         datasets=datasets_of(parts),
         metrics=metrics_of(parts),
         strategies={name: strategy.version for name, strategy in load_all().items()},
@@ -85,7 +95,7 @@ def why_stale(
     found = [*_of_models(header, now), *_of_data(header, now)]
     if (made_by := header.get("migrated_from")) is not None:
         found.append(Reason("format", f"it was made by format {made_by}; {FORMAT_VERSION} records more"))
-    if _recipe_sha256(profile) != now.recipe_sha256:
+    if recipe_sha256(profile) != now.recipe_sha256:
         found.append(Reason("recipe", "the recipe has other settings than it was made by"))
     if differing := sorted(set(now.metrics) ^ set(header["metrics"])):
         found.append(Reason("metric", f"scored otherwise now: {', '.join(differing)}"))
@@ -99,29 +109,28 @@ def why_stale(
 
 def _of_models(header: Mapping[str, Any], now: Present) -> list[Reason]:
     roles: tuple[Literal["sender", "receiver"], ...] = ("sender", "receiver")
-    return [
+    found = [
         Reason(what, f"the {role}'s {what} changed")
         for role in roles
         for key, what in FINGERPRINTS.items()
         # What an older format did not record is told by its format.
         if header[role][key] is not None and header[role][key] != getattr(now, role)[key]
     ]
-
-
-def _of_data(header: Mapping[str, Any], now: Present) -> list[Reason]:
-    recorded = {one["name"]: one for one in header["datasets"]}
-    found = [
-        Reason("data", f"{name} is no longer asked") for name in recorded.keys() - {d["name"] for d in now.datasets}
-    ]
-    for one in now.datasets:
-        if one["name"] not in recorded:
-            found.append(Reason("data", f"{one['name']} was not measured"))
-        elif one != {key: recorded[one["name"]][key] for key in one}:
-            found.append(Reason("data", f"the records of {one['name']} changed"))
+    if header["end_ids"] is not None and header["end_ids"] != now.end_ids:
+        found.append(Reason("end tokens", "the tokens that end an answer changed"))
     return found
 
 
-def _recipe_sha256(profile: Profile) -> str:
+def _of_data(header: Mapping[str, Any], now: Present) -> list[Reason]:
+    recorded, asked = (
+        Counter((one["name"], one["sha256"], one["sample_ids_sha256"]) for one in held)
+        for held in (header["datasets"], now.datasets)
+    )
+    names = dict.fromkeys(name for name, *_ in [*(asked - recorded), *(recorded - asked)])
+    return [Reason("data", f"the records of {name} are others than were measured") for name in names]
+
+
+def recipe_sha256(profile: Profile) -> str:
     """Returns the hash of a profile's recipe as a recipe of today, whose newer settings have their defaults."""
     try:
         return load_recipe(str(profile.folder / RECIPE_FILE)).sha256()

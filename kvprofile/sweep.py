@@ -23,7 +23,7 @@ from kvprofile.layers import LayerRange
 from kvprofile.measurement import Scoring, measurement_table
 from kvprofile.publication import write_profile
 from kvprofile.recipe import Recipe
-from kvprofile.run import Portion, Progress, Run, prepare, read_part
+from kvprofile.run import Frontier, Portion, Progress, Run, prepare, read_part
 from kvprofile.search import REUSE, SEARCHED, Kls, Removed, Request, before_race, finish, search
 from kvprofile.store.writer import LOCK, alone, publish, write_table
 
@@ -45,7 +45,7 @@ def sweep(
         GateFailed: If the engine is not exact on this pair.
         Interrupted: If another process runs the same sweep.
     """
-    run = prepare(recipe, out, progress, memory_limit, earlier.frontier if earlier else ())
+    run = prepare(recipe, out, progress, memory_limit, earlier.frontier if earlier else None)
     with alone(run.work):
         checked = _gates_and_timings(run, progress)
         measured = _adaptive(run, progress) if run.search == "adaptive" else _exhaustive(run, progress)
@@ -69,12 +69,12 @@ class Earlier(NamedTuple):
 
     Attributes:
         profile_id: Its id.
-        frontier: Groups to begin with; empty for the recipe's own search.
+        frontier: Where the search begins.
         judge: Gets the folder of the new version before it is published.
     """
 
     profile_id: str
-    frontier: tuple[LayerRange, ...]
+    frontier: Frontier
     judge: Callable[[Path], None]
 
 
@@ -161,7 +161,7 @@ def _adaptive(run: Run, progress: Progress) -> _Measured:
     others = [plan for plan in run.plans if plan.strategy != "layer_group"]
     portions: list[Portion] = []
     baselines: dict[int, dict[str, float]] = {}
-    held: dict[int, ContextCaches] = {}  # rounds before the race come back to their samples
+    held: dict[int, ContextCaches] = {}  # the first samples are come back to
 
     def answer(request: Request) -> Kls:
         sample = samples[request.sample]
@@ -172,7 +172,9 @@ def _adaptive(run: Run, progress: Progress) -> _Measured:
         if table is None:
             if request.sample >= revisited:
                 held.clear()
-            caches = held.setdefault(request.sample, run.caches(sample))
+            caches = held.get(request.sample) or run.caches(sample)
+            if request.sample < searched:
+                held[request.sample] = caches
             baseline = baselines.get(request.sample, {})
             table = _measure(run, portion, caches, baseline, progress, lambda plans: None)
         rows = table.to_pylist()
@@ -188,7 +190,7 @@ def _adaptive(run: Run, progress: Progress) -> _Measured:
         }
 
     progress.begin(len(samples), len(run.plans), 0)
-    removed = finish(search(list(groups), run.recipe.granularity, len(samples), searched, run.known), answer)
+    removed = finish(search(list(groups), run.recipe.granularity, len(samples), searched, run.known, run.anew), answer)
     if revisited == len(samples):
         _advance(run, progress, revisited)
     return _Measured(portions, removed)

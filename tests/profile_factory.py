@@ -48,6 +48,7 @@ def header(**changes: Any) -> dict[str, Any]:
         "recipe_sha256": "d" * 64,
         "datasets": [{"name": "hotpotqa", "sha256": "e" * 64, "sample_ids_sha256": "f" * 64}],
         "metrics": ["f1@1", "exact_match@1"],
+        "end_ids": [2],
         "strategies": {"full_prefill": 1, "full_reuse": 1, "sender_alone": 1, "no_context": 1, "layer_group": 1},
         "references": "data",
         "search": "exhaustive",

@@ -26,6 +26,7 @@ def identity(**changes: Any) -> RunIdentity:
         "references": "data",
         "search": "exhaustive",
         "known": ((0, 1),),
+        "anew": False,
         "end_ids": (2,),
         "dtype": "float32",
         "attention": "sdpa",

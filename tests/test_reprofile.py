@@ -12,20 +12,25 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from kvprofile import measurement
 from kvprofile.cli import main
 from kvprofile.errors import BadInput, Interrupted
+from kvprofile.gate import Worse
 from kvprofile.identity import FINGERPRINTS
 from kvprofile.limits import parse_loss
 from kvprofile.recipe import load_recipe, with_options
-from kvprofile.reprofile import Outcome, known_groups, reprofile
+from kvprofile.reprofile import Options, Outcome, known_groups, reprofile
 from kvprofile.staleness import Present, why_stale
 from kvprofile.store.reader import Profile, load, rejection, versions
+from kvprofile.store.retention import accept
+from kvprofile.store.schema import FORMAT_VERSION
 from kvprofile.store.writer import alone
 from tests.profile_factory import publish_profile
-from tests.tiny_models import save_adapter
+from tests.tiny_models import save_adapter, save_model
 from tests.tiny_sweep import Silent, write_pair
 
 LAYERS = 8
@@ -40,7 +45,7 @@ def profile(tmp_path: Path) -> Profile:
 def unchanged(profile: Profile) -> dict[str, Any]:
     header = profile.header
     models = {role: {key: header[role][key] for key in FINGERPRINTS} for role in ("sender", "receiver")}
-    kept = {key: header[key] for key in ("datasets", "metrics", "strategies", "recipe_sha256")}
+    kept = {key: header[key] for key in ("datasets", "metrics", "strategies", "end_ids", "recipe_sha256")}
     return {**models, **kept}
 
 
@@ -76,6 +81,17 @@ class TestWhyStale:
         assert self.reasons(profile, datasets=[{**one, "sample_ids_sha256": "9" * 64}]) == ["data"]
         assert self.reasons(profile, datasets=[one, {**one, "name": "more"}]) == ["data"]
         assert self.reasons(profile, datasets=[]) == ["data"]
+
+    def test_two_data_sources_of_one_name(self, tmp_path: Path) -> None:
+        first = {"name": "data", "sha256": "1" * 64, "sample_ids_sha256": "2" * 64}
+        second = {**first, "sha256": "3" * 64}
+        both = load(publish_profile(tmp_path, datasets=[first, second]))
+        assert self.reasons(both) == []
+        assert self.reasons(both, datasets=[second, first]) == []
+        assert self.reasons(both, datasets=[first, first]) == ["data"]
+
+    def test_end_tokens(self, profile: Profile) -> None:
+        assert self.reasons(profile, end_ids=[2, 3]) == ["end tokens"]
 
     def test_metric_strategy_and_recipe(self, profile: Profile) -> None:
         assert self.reasons(profile, metrics=["f1@2", "exact_match@1"]) == ["metric"]
@@ -142,7 +158,7 @@ def pair(profiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def run(folder: Path, **options: Any) -> Outcome:
-    return reprofile(load_recipe(str(folder / "recipe.yaml")), folder / "outputs", Silent(), **options)
+    return reprofile(load_recipe(str(folder / "recipe.yaml")), folder / "outputs", Silent(), Options(**options))
 
 
 def update_weights(folder: Path, **changes: Any) -> None:
@@ -206,28 +222,133 @@ def test_changed_records_are_measured_again(pair: Path) -> None:
     assert ([r.what for r in outcome.reasons], outcome.status) == (["data"], "published")
 
 
-def test_worse_version_is_rejected_and_the_old_one_stays(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save = pair / "adapter"
-    shutil.rmtree(save)
-    save_adapter(save, num_hidden_layers=LAYERS, alpha=1)  # nearly the base: little is lost
-    assert run(pair).status == "published"
+def give_small_loss(folder: Path) -> None:
+    """Makes the sender nearly the base, and profiles that."""
+    update_weights(folder, alpha=1)
+    assert run(folder).status == "published"
+
+
+def test_worse_version_is_rejected_and_the_old_one_stays(pair: Path) -> None:
+    give_small_loss(pair)
     update_weights(pair, alpha=400)
     outcome = run(pair, fail_if_worse=parse_loss("1pt"))
     assert outcome.status == "rejected"
     assert outcome.worse[0]["grew_by"] > 1
+    assert outcome.worse[0]["at_least"] < outcome.worse[0]["grew_by"]
     folder = Path(outcome.profile or "")
-    assert rejection(folder)
-    assert json.loads((folder / "rejected.json").read_text())["worse"] == outcome.worse
-    store = pair / "outputs"
-    assert load(store).folder == Path(outcome.previous or "") != folder
+    assert rejection(folder) == Worse(**outcome.worse[0]).words() + (
+        f", and {len(outcome.worse) - 1} more plans" if len(outcome.worse) > 1 else ""
+    )
+    assert load(pair / "outputs").folder == Path(outcome.previous or "") != folder
     before = len(published(pair))
     again = run(pair, fail_if_worse=parse_loss("1pt"))
     assert (again.status, again.worse, len(published(pair))) == ("rejected", outcome.worse, before), (
         "not measured twice"
     )
     assert run(pair, only_check=True).status == "rejected"
-    update_weights(pair, alpha=1)
+    accept(str(folder))
+    assert run(pair).status == "current"
+    assert load(pair / "outputs").folder == folder
+
+
+def test_rejection_that_somebody_wrote_by_hand(pair: Path) -> None:
+    (published(pair)[0] / "rejected.json").write_text('{"reason": "bad in production"}')
+    outcome = run(pair)
+    assert (outcome.status, outcome.worse) == ("rejected", [])
+
+
+def test_after_a_rejection_better_weights_are_published(pair: Path) -> None:
+    give_small_loss(pair)
+    update_weights(pair, alpha=400)
+    assert run(pair, fail_if_worse=parse_loss("1pt")).status == "rejected"
+    update_weights(pair, alpha=1, seed=6)
     assert run(pair, fail_if_worse=parse_loss("100pt")).status == "published"
+
+
+def test_plans_that_cannot_be_scored_any_more_do_not_pass(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_small_loss(pair)
+    update_weights(pair, alpha=2)
+    score = measurement.measurement_table
+
+    def failing(*arguments: Any) -> Any:
+        table = score(*arguments)
+        rows = table.to_pylist()
+        for row in rows:
+            if row["strategy"] in ("layer_group", "full_reuse") and row["sample_id"] == "r1":
+                row.update(value=None, kl=None, nll=None, status="error", error="no answer")
+        return type(table).from_pylist(rows, schema=table.schema)
+
+    monkeypatch.setattr("kvprofile.sweep.measurement_table", failing)
+    outcome = run(pair, fail_if_worse=parse_loss("100pt"))
+    assert outcome.status == "rejected"
+    assert {one["why"] for one in outcome.worse} == {"3 of 4 scored"}
+
+
+@pytest.mark.parametrize(("old", "new"), [("red stones", "blue stones"), ("r0", "first")])
+def test_losses_on_other_data_are_not_compared(pair: Path, old: str, new: str) -> None:
+    give_small_loss(pair)
+    data = pair / "data.jsonl"
+    data.write_text(data.read_text().replace(old, new))
+    update_weights(pair, alpha=400)
+    outcome = run(pair, fail_if_worse=parse_loss("1pt"))
+    assert (outcome.status, outcome.not_comparable) == ("published", "the datasets changed")
+
+
+def test_an_adaptive_recipe_searched_anew_measures_the_old_frontier_everywhere(pair: Path) -> None:
+    recipe = pair / "recipe.yaml"
+    recipe.write_text(recipe.read_text() + "search: adaptive\n")
+    assert run(pair).status == "published"
+    old = load(pair / "outputs")
+    outcome = run(pair, full=True, fail_if_worse=parse_loss("100pt"))
+    assert ([r.what for r in outcome.reasons], outcome.status) == (["asked"], "published")
+    rows = load(pair / "outputs").rows.to_pylist()
+    whole = {(r["start_layer"], r["stop_layer"]) for r in rows if r["n_scored"] == r["n_planned"]}
+    assert {(g.start, g.stop) for g in known_groups(old)} <= whole
+
+
+def test_frontier_of_a_model_with_other_layers_is_not_begun_with(pair: Path) -> None:
+    for place in ("base", "adapter"):
+        shutil.rmtree(pair / place)
+    save_model(pair / "base", num_hidden_layers=LAYERS - 2)
+    save_adapter(pair / "adapter", num_hidden_layers=LAYERS - 2)
+    outcome = run(pair, fail_if_worse=parse_loss("1pt"))
+    assert outcome.status == "published"
+    assert outcome.not_comparable == "the models have another number of layers"
+    assert outcome.work_share == 1
+
+
+def test_two_recipes_of_one_pair_do_not_make_each_other_stale(pair: Path) -> None:
+    other = pair / "other.yaml"
+    other.write_text((pair / "recipe.yaml").read_text().replace("contexts: 4", "contexts: 3"))
+    recipes = [load_recipe(str(pair / name)) for name in ("recipe.yaml", "other.yaml")]
+    out = pair / "outputs"
+    assert [reprofile(one, out, Silent(), Options()).status for one in recipes] == ["current", "published"]
+    assert [reprofile(one, out, Silent(), Options()).status for one in recipes] == ["current", "current"]
+
+
+def test_unreadable_newest_version_is_measured_again(pair: Path) -> None:
+    update_weights(pair)
+    assert run(pair).status == "published"
+    newest = published(pair)[-1]
+    (newest / "profile.parquet").write_bytes(b"damaged")
+    outcome = run(pair)
+    assert outcome.status == "published"
+    assert [r.what for r in outcome.reasons] == ["weights", "unreadable"]
+
+
+def test_version_of_a_newer_kvprofile_is_left_alone(pair: Path) -> None:
+    path = published(pair)[0] / "profile.parquet"
+    table = pq.read_table(path)
+    future = json.dumps({"format_version": FORMAT_VERSION + 1})
+    pq.write_table(table.replace_schema_metadata({"kvprofile": future}), path)
+    with pytest.raises(BadInput, match="newer kvprofile"):
+        run(pair)
+
+
+def test_another_device_is_no_other_recipe(pair: Path) -> None:
+    recipe = pair / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("device: cpu", "device: auto"))
+    assert run(pair, only_check=True).status == "current"
 
 
 def test_one_run_at_a_time(pair: Path) -> None:
@@ -247,10 +368,11 @@ def test_command_line(pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
     code, lines, _ = command("recipe.yaml", "--json")
     assert (code, [json.loads(line)["status"] for line in lines]) == (0, ["current"])
-    code, lines, _ = command("absent.yaml", "recipe.yaml", "--json")
+    code, lines, errors = command("absent.yaml", "recipe.yaml", "--json")
     documents = [json.loads(line) for line in lines]
     assert (code, [one["status"] for one in documents]) == (2, ["failed", "current"])
     assert "absent.yaml" in documents[0]["error"]
+    assert "kvprofile: absent.yaml: " in errors
     update_weights(pair)
     code, lines, _ = command("recipe.yaml", "--check")
     assert code == 1
@@ -283,6 +405,7 @@ def test_killed_at_random_points_nothing_is_lost_or_half_there(pair: Path) -> No
             child = context.Process(target=_reprofile_in_child, args=(str(pair),))
             child.start()
             child.join(rng.uniform(0.0, 1.2) if kills < KILLS else 120)
+            assert child.exitcode in (0, None), "it failed by itself"
             finished = child.exitcode == 0
             if child.is_alive():
                 os.kill(child.pid or 0, signal.SIGKILL)

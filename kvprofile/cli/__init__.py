@@ -67,24 +67,32 @@ def main() -> None:
         for late in (signal.SIGINT, signal.SIGTERM):
             signal.signal(late, signal.SIG_IGN)  # the work is done; a signal now must not change what is returned
         raise
-    except KvprofileError as error:
-        _fail(str(error), error.exit_code, debug)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            place = f" at {error.filename}" if error.filename else ""
-            _fail(f"the disk is full{place}; free some space and run the same command again to go on", 3, debug)
-        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-            _fail(f"{error.strerror}: {str(error.filename)[:60]}…; give a path that exists", 2, debug)
-        if isinstance(
-            error, (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
-        ):
-            _fail(f"{error.strerror}: {error.filename}; check the path and its permissions", 2, debug)
-        _fail(f"{error}; run again with --debug for the traceback", 4, debug)
     except Exception as error:
-        if is_out_of_memory(error):
-            _fail(OUT_OF_MEMORY, 4, debug)
-        summary = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        _fail(f"internal error ({summary}); run again with --debug for the traceback", 4, debug)
+        _fail(*explained(error), debug)
+
+
+def explained(error: Exception) -> tuple[str, int]:
+    """Returns what is said of an error in one sentence, and the exit code."""
+    if isinstance(error, KvprofileError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError):
+        return _of_the_system(error)
+    if is_out_of_memory(error):
+        return OUT_OF_MEMORY, 4
+    summary = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return f"internal error ({summary}); run again with --debug for the traceback", 4
+
+
+def _of_the_system(error: OSError) -> tuple[str, int]:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        place = f" at {error.filename}" if error.filename else ""
+        return f"the disk is full{place}; free some space and run the same command again to go on", 3
+    if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        return f"{error.strerror}: {str(error.filename)[:60]}…; give a path that exists", 2
+    kinds = (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
+    if isinstance(error, kinds):
+        return f"{error.strerror}: {error.filename}; check the path and its permissions", 2
+    return f"{error}; run again with --debug for the traceback", 4
 
 
 def _fail(sentence: str, code: int, debug: bool) -> None:

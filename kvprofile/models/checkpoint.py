@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from kvprofile.errors import BadInput
@@ -114,11 +114,22 @@ def quantization_config(options: dict[str, Any]) -> Any:
     return AutoQuantizationConfig.from_dict(dict(options))
 
 
-def fingerprint_of(text: str, options: ModelOptions, folders: Sequence[Path] = ()) -> ModelFingerprint:
-    """Returns the fingerprints of the model that `text` names as it is now; its weights are not loaded.
+class LookedUp(NamedTuple):
+    """What a model is, told without loading it.
+
+    Attributes:
+        end_ids: Token ids that end an answer, sorted.
+    """
+
+    fingerprint: ModelFingerprint
+    end_ids: tuple[int, ...]
+
+
+def looked_up(text: str, options: ModelOptions, folders: Sequence[Path] = (), fetch: bool = False) -> LookedUp:
+    """Returns what the model that `text` names is now; its weights are not loaded.
 
     Those of local files come from the cache or from reading them once; those of a hub id from the hub's own hashes of its
-    files, or from the hub's cache where the hub cannot be asked.
+    files, or from the hub's cache where the hub cannot be asked. Where neither can tell, `fetch` lets the files be fetched.
 
     Raises:
         BadInput: As in `load_model`.
@@ -132,12 +143,37 @@ def fingerprint_of(text: str, options: ModelOptions, folders: Sequence[Path] = (
         del config.quantization_config
     adapter = adapters.folder(reference.adapter, reference.adapter_revision) if reference.adapter else None
     tokenizer = tokenizer_of(source, adapter, reference, options)
-    hashes = None if Path(source.place).is_absolute() else hub.weight_hashes(source.place, source.revision)
-    if hashes is not None:
-        weights = hub_weights_sha256(hashes, adapter)
-    else:
-        weights = weights_sha256(folder_of(source, source.revision), source.gguf, adapter)
-    return ModelFingerprint(weights, tokenizer_sha256(tokenizer), template_sha256(tokenizer), config_sha256(config))
+    weights = _weights_now(source, adapter, fetch)
+    print_ = ModelFingerprint(weights, tokenizer_sha256(tokenizer), template_sha256(tokenizer), config_sha256(config))
+    return LookedUp(print_, tuple(sorted(end_ids(_generation_config(source, config), tokenizer))))
+
+
+def end_ids(generation: GenerationConfig | None, tokenizer: Any) -> frozenset[int]:
+    """Returns the ids that end an answer."""
+    ends = [generation.eos_token_id if generation else None, tokenizer.eos_token_id]
+    return frozenset(i for end in ends if end is not None for i in (end if isinstance(end, list) else [end]))
+
+
+def _weights_now(source: Source, adapter: Path | None, fetch: bool) -> str:
+    if Path(source.place).is_absolute():
+        return weights_sha256(Path(source.place), source.gguf, adapter)
+    listed = hub.listed(source.place, source.revision)
+    if listed is None:  # the hub cannot be asked: what is in its cache, if all of it is
+        try:
+            return weights_sha256(folder_of(source, source.revision), source.gguf, adapter)
+        except BadInput:
+            return ""
+    known = hub_weights_sha256(listed.hashes, adapter)
+    return known if known or not fetch else weights_sha256(hub.fetched(source.place, listed), adapter=adapter)
+
+
+def _generation_config(source: Source, config: PretrainedConfig) -> GenerationConfig:
+    """Returns what a loaded model would have: the checkpoint's own, else what its config says."""
+    try:
+        with quiet():
+            return GenerationConfig.from_pretrained(source.place, revision=source.revision or "main")
+    except OSError:
+        return GenerationConfig.from_model_config(config)
 
 
 def plain_weights(model: PreTrainedModel) -> None:

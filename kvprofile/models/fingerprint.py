@@ -161,7 +161,22 @@ def template_sha256(tokenizer: Any) -> str:
 
 def config_sha256(config: PretrainedConfig) -> str:
     """Returns the fingerprint of the config's settings that differ from their defaults, names and versions aside."""
-    return _json_sha256(_without(config.to_diff_dict(), _CONFIG_VOLATILE))
+    settings = config.to_diff_dict()
+    if (quantization := getattr(config, "quantization_config", None)) is not None:
+        settings["quantization_config"] = _quantization(quantization)
+    return _json_sha256(_without(settings, _CONFIG_VOLATILE))
+
+
+def _quantization(held: Any) -> dict[str, Any]:
+    """Returns settings with every default, whether they are a config.json's or those of a loaded model."""
+    from transformers.quantizers.auto import AutoQuantizationConfig
+
+    plain: dict[str, Any] = held if isinstance(held, dict) else held.to_dict()
+    try:
+        filled: dict[str, Any] = AutoQuantizationConfig.from_dict(dict(plain)).to_dict()
+    except (ValueError, KeyError, TypeError, ImportError):  # a method that is not known or not installed here
+        return plain
+    return filled
 
 
 def _without(value: Any, names: frozenset[str]) -> Any:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
-from huggingface_hub import HfApi, constants, hf_hub_download
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 
+from kvprofile.models import failures
 from kvprofile.models.fingerprint import checkpoint_names
 
 _TIMEOUT_SECONDS = 10
 
 
-def weight_hashes(hub_id: str, revision: str | None) -> dict[str, str] | None:
-    """Returns the SHA-256 of the files that weights would be read from now, by name; None if the hub cannot be asked.
+class Listed(NamedTuple):
+    """The weight files of a repository at one commit.
+
+    Attributes:
+        commit: The commit.
+        hashes: SHA-256 of the files that weights would be read from, by name.
+    """
+
+    commit: str
+    hashes: dict[str, str]
+
+
+def listed(hub_id: str, revision: str | None) -> Listed | None:
+    """Returns what weights would be read from now; None if the hub cannot be asked, or does not hash them.
 
     Args:
         hub_id: Such as `org/model`.
@@ -28,6 +42,17 @@ def weight_hashes(hub_id: str, revision: str | None) -> dict[str, str] | None:
         def read(name: str) -> str:
             return Path(hf_hub_download(hub_id, name, revision=info.sha)).read_text("utf-8")
 
-        return {name: hashes[name] for name in checkpoint_names(names.__contains__, read)}
-    except (OSError, KeyError, ValueError):  # no network, no such repository any more, or files without a hash
+        return Listed(info.sha, {name: hashes[name] for name in checkpoint_names(names.__contains__, read)})
+    except Exception:  # whatever the hub's library and its transport raise: the answer is that it cannot be asked
         return None
+
+
+def fetched(hub_id: str, files: Listed) -> Path:
+    """Returns the folder of the hub's cache that holds the weight files, which are fetched if they are not there.
+
+    Raises:
+        BadInput: If the hub cannot be reached any more.
+    """
+    index = "*.index.json"
+    with failures.explained(hub_id):
+        return Path(snapshot_download(hub_id, revision=files.commit, allow_patterns=[*files.hashes, index]))

@@ -59,7 +59,7 @@ def comparison_document(
         frontier_blocks(after, limit=limit, rule=rule, metric=metric),
     )
     scores = [{(s.task, s.dataset, s.metric): s for s in all_scores(one.measurements())} for one in (before, after)]
-    contexts = [_contexts(one) for one in (before, after)]
+    contexts = [asked_contexts(one) for one in (before, after)]
     resampling = Resampling.of(before.header)
     blocks = []
     for old, new in pairs:
@@ -115,7 +115,8 @@ def _require_one_scale(before: Profile, after: Profile) -> None:
         raise BadInput(f"the profiles have other versions of the metric {differing[0]}; sweep again with one version")
 
 
-def _contexts(profile: Profile) -> dict[tuple[str, str], dict[str, str]]:
+def asked_contexts(profile: Profile) -> dict[tuple[str, str], dict[str, str]]:
+    """Returns, per task and data set, a hash of what each sample was asked by its id, as far as the profile tells."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     for row in (
         profile.samples().select(["task", "dataset", "sample_id", "context_sha256", "suffix_token_ids"]).to_pylist()

@@ -20,7 +20,14 @@ def _from_1(header: Header) -> Header:
     """Format 2 records what a runtime and a scheduler compare: template, config, strategies, and how it was searched."""
     absent = {"template_sha256": None, "config_sha256": None}
     models = {r: {**absent, **header[r]} for r in ("sender", "receiver") if isinstance(header.get(r), Mapping)}
-    defaults = {"references": "data", "search": "exhaustive", "resamples": 10_000, "bounds": None, "strategies": None}
+    defaults = {
+        "references": "data",
+        "search": "exhaustive",
+        "resamples": 10_000,
+        "bounds": None,
+        "strategies": None,
+        "end_ids": None,
+    }
     return {**defaults, **header, **models, "format_version": 2, "migrated_from": 1}
 
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kvprofile.cost.layer_times import LayerTimes
-from kvprofile.errors import BadInput
+from kvprofile.errors import BadInput, NewerFormat
 from kvprofile.json_text import parse_json
 from kvprofile.resources import expanded
 from kvprofile.store.checks import is_validation, row_problem
@@ -281,7 +281,7 @@ def _header(path: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
     if isinstance(made_by, bool) or not isinstance(made_by, int) or made_by < 1:
         raise BadInput(foreign)
     if made_by > FORMAT_VERSION:
-        raise BadInput(
+        raise NewerFormat(
             f"{path} was made by a newer kvprofile (format {made_by}, this reads up to {FORMAT_VERSION}): "
             "pip install -U kvprofile"
         )

@@ -124,6 +124,7 @@ HEADER_KEYS = (
     "recipe_sha256",
     "datasets",
     "metrics",
+    "end_ids",
     "strategies",
     "references",
     "search",

@@ -11,14 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers.quantizers.auto import AutoQuantizationConfig
 
 from kvprofile.models import hub
-from kvprofile.models.checkpoint import fingerprint_of
-from kvprofile.models.fingerprint import hub_weights_sha256, weights_sha256
+from kvprofile.models.checkpoint import looked_up
+from kvprofile.models.fingerprint import config_sha256, hub_weights_sha256, weights_sha256
 from kvprofile.models.loading import load_model
+from kvprofile.run import end_ids_of
 from tests.models.test_gguf import write_gguf
 from tests.tiny import tiny_tokenizer
-from tests.tiny_models import CPU, save_adapter, save_model
+from tests.tiny_models import CPU, save_adapter, save_model, tiny_config
 
 SHA = "0123456789abcdef" * 4
 
@@ -35,9 +37,32 @@ def test_equals_what_loading_finds(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf")
     found = {}
     for text in (f"{base}", f"{base}+{adapter}", f"{base}+{own}", f"{tmp_path / 'tiny.gguf'}"):
-        found[text] = fingerprint_of(text, CPU)
-        assert found[text] == load_model(text, CPU).fingerprint
+        loaded = load_model(text, CPU)
+        found[text], ends = looked_up(text, CPU)
+        assert found[text] == loaded.fingerprint
+        assert set(ends) == end_ids_of(loaded)
     assert len(set(found.values())) == 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False},
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_method": "of tomorrow", "bits": 3},
+    ],
+    ids=lambda settings: settings["quant_method"],
+)
+def test_quantised_checkpoints_have_one_config_before_and_after_loading(settings: dict[str, Any]) -> None:
+    plain, loaded = tiny_config(), tiny_config()
+    plain.quantization_config = settings
+    try:
+        loaded.quantization_config = AutoQuantizationConfig.from_dict(dict(settings))
+    except (ValueError, ImportError):
+        loaded.quantization_config = dict(settings)
+    assert config_sha256(plain) == config_sha256(loaded) != config_sha256(tiny_config())
 
 
 def in_the_hubs_cache(folder: Path, model: Path) -> None:
@@ -56,15 +81,16 @@ def in_the_hubs_cache(folder: Path, model: Path) -> None:
 READ_FROM_CACHE = """
 import sys
 from kvprofile.models import hub
-from kvprofile.models.checkpoint import fingerprint_of
+from kvprofile.models.checkpoint import looked_up
 from kvprofile.models.loading import load_model
 from tests.tiny_models import CPU
 loaded = load_model("org/tiny", CPU).fingerprint
-assert fingerprint_of("org/tiny", CPU) == loaded  # the hub cannot be asked: from its cache
-hub.weight_hashes = lambda hub_id, revision: {"model.safetensors": sys.argv[1]}
-assert fingerprint_of("org/tiny", CPU) == loaded
-hub.weight_hashes = lambda hub_id, revision: {"model.safetensors": "0" * 64}
-assert fingerprint_of("org/tiny", CPU) == loaded._replace(weights_sha256="")
+assert looked_up("org/tiny", CPU).fingerprint == loaded  # the hub cannot be asked: from its cache
+hub.listed = lambda hub_id, revision: hub.Listed("c" * 40, {"model.safetensors": sys.argv[1]})
+assert looked_up("org/tiny", CPU).fingerprint == loaded
+hub.listed = lambda hub_id, revision: hub.Listed("c" * 40, {"model.safetensors": "0" * 64})
+assert looked_up("org/tiny", CPU).fingerprint == loaded._replace(weights_sha256="")
+assert looked_up("org/tiny", CPU, fetch=True).fingerprint == loaded  # fetched, or in the cache already, and read
 """
 
 
@@ -111,7 +137,8 @@ class TestWeightHashes:
 
         monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(hub.HfApi, "model_info", model_info)
-        return hub.weight_hashes("org/tiny", "main")
+        found = hub.listed("org/tiny", "main")
+        return None if found is None else found.hashes
 
     def test_one_file_wins_over_pickles_and_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
         files = {"model.safetensors": SHA, "pytorch_model.bin": "1" * 64, "tokenizer.json": "2" * 64, "README.md": None}
@@ -125,10 +152,15 @@ class TestWeightHashes:
         found = self.ask(monkeypatch, repository(**{"model.safetensors.index.json": None, **shards}))
         assert found == {"1.safetensors": "1" * 64, "2.safetensors": "2" * 64}
 
+    def test_a_hub_that_does_not_answer_is_no_error(self) -> None:
+        asked = "from kvprofile.models import hub; assert hub.listed('org/tiny', 'main') is None"
+        environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+        subprocess.run([sys.executable, "-c", asked], check=True, cwd=Path(__file__).parents[2], env=environment)
+
     @pytest.mark.parametrize("answer", [ConnectionError("no route"), repository(**{"model.safetensors": None})])
     def test_what_cannot_be_told_is_none(self, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
         assert self.ask(monkeypatch, answer) is None
 
     def test_offline(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
-        assert hub.weight_hashes("org/tiny", None) is None
+        assert hub.listed("org/tiny", None) is None
