@@ -10,8 +10,9 @@ from kvprofile.analysis.choice import can_serve, complete
 from kvprofile.analysis.decision import Resampling
 from kvprofile.analysis.loss import Floats, difference_bounds
 from kvprofile.analysis.scores import Scores, all_scores
+from kvprofile.errors import BadInput
 from kvprofile.layers import plan_key
-from kvprofile.limits import LossLimit
+from kvprofile.limits import LossLimit, Rule
 from kvprofile.report.comparison import asked_contexts
 from kvprofile.report.frontier import Row, frontier_blocks, plan_text
 from kvprofile.store.reader import Profile
@@ -60,14 +61,17 @@ class Gate:
 
     Args:
         earlier: The profile that is to be replaced.
-        limit: How much more than there a plan may lose, as measured.
+        limit: How much more than there a plan may lose.
+        rule: `point` for the growth as measured, `bound` for its lower bound, so that chance alone does not reject.
 
     Raises:
-        BadInput: If the earlier profile cannot be read as a whole.
+        BadInput: If the earlier profile cannot be read as a whole, or the rule does not go with the limit.
     """
 
-    def __init__(self, earlier: Profile, limit: LossLimit) -> None:
-        self._limit, self._header = limit, earlier.header
+    def __init__(self, earlier: Profile, limit: LossLimit, rule: Rule = "point") -> None:
+        if rule not in ("point", "bound") or (rule == "bound" and limit.unit == "%"):
+            raise BadInput("a growth is judged by rule point, or in points by rule bound; give --fail-if-worse 1pt")
+        self._limit, self._rule, self._header = limit, rule, earlier.header
         self._frontiers = {(b.task, b.dataset, b.metric): b.frontier for b in frontier_blocks(earlier)}
         self._layers = earlier.rows["total_layers"][0].as_py()
         self._scores = _scores(earlier)
@@ -122,7 +126,10 @@ class Gate:
             losses = [100 * float((full - value).mean()) for full, value in (old, now)]
             least = self._least(old[0] - old[1], now[0] - now[1]) if before.in_unit_range else None
         grew = losses[1] - losses[0]
-        if grew <= self._limit.value:
+        judged = grew if self._rule == "point" else least
+        if judged is None:
+            return unjudged("the metric has no bounds")
+        if judged <= self._limit.value:
             return None
         return Worse(*block, plan_text(row), losses[0], losses[1], grew, least, self._limit.unit, None)
 

@@ -16,7 +16,7 @@ from kvprofile.errors import BadInput, NewerFormat
 from kvprofile.gate import Gate
 from kvprofile.json_text import parse_json
 from kvprofile.layers import LayerRange, plan_key
-from kvprofile.limits import LossLimit
+from kvprofile.limits import LossLimit, Rule
 from kvprofile.models.reference import parse
 from kvprofile.recipe import Recipe
 from kvprofile.report.frontier import frontier_blocks
@@ -35,8 +35,9 @@ class Options:
         only_check: Whether to say only if the profile is stale.
         full: Whether to measure what is current, too, and to search as the recipe says instead of from where the frontier was.
         max_age: How old a profile may be.
-        fail_if_worse: How much more than before a plan of the old frontier may lose, as measured; a version in which one loses
-            more, or cannot be judged, is kept as rejected.
+        fail_if_worse: How much more than before a plan of the old frontier may lose; a version in which one loses more, or cannot
+            be judged, is kept as rejected.
+        rule: Which growth must be within it: `point` or `bound`, see `gate.Gate`.
         memory_limit: As for a sweep.
     """
 
@@ -44,6 +45,7 @@ class Options:
     full: bool = False
     max_age: timedelta | None = None
     fail_if_worse: LossLimit | None = None
+    rule: Rule = "point"
     memory_limit: int | None = None
 
 
@@ -171,7 +173,7 @@ def _measure(recipe: Recipe, out: Path, progress: Any, options: Options, stale: 
         share = _work_share(load(folder))
         return dataclasses.replace(stale, status="published", profile=str(folder), work_share=share)
     current = load(stale.profile)
-    gate = Gate(current, options.fail_if_worse) if options.fail_if_worse else None
+    gate = Gate(current, options.fail_if_worse, options.rule) if options.fail_if_worse else None
     before = _frontier(current)
     not_comparable: list[str] = []
 

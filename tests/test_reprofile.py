@@ -19,7 +19,7 @@ import yaml
 from kvprofile import measurement
 from kvprofile.cli import main
 from kvprofile.errors import BadInput, Interrupted
-from kvprofile.gate import Worse
+from kvprofile.gate import Gate, Worse
 from kvprofile.identity import FINGERPRINTS
 from kvprofile.limits import parse_loss
 from kvprofile.recipe import load_recipe, with_options
@@ -249,6 +249,19 @@ def test_worse_version_is_rejected_and_the_old_one_stays(pair: Path) -> None:
     accept(str(folder))
     assert run(pair).status == "current"
     assert load(pair / "outputs").folder == folder
+
+
+def test_by_its_lower_bound_what_chance_can_do_passes(pair: Path) -> None:
+    give_small_loss(pair)
+    update_weights(pair, alpha=400)
+    one = parse_loss("1pt")
+    outcome = run(pair, fail_if_worse=one, rule="bound")
+    assert outcome.status == "published", "four samples bound nothing"
+    first, second, third = map(load, published(pair))
+    assert Gate(second, one).worse(third), "by rule point it would not have passed"
+    for limit, rule in ((parse_loss("1%"), "bound"), (one, "certified")):
+        with pytest.raises(BadInput, match="in points by rule bound"):
+            Gate(first, limit, rule)  # type: ignore[arg-type]
 
 
 def test_rejection_that_somebody_wrote_by_hand(pair: Path) -> None:

@@ -32,10 +32,13 @@ def reprofile(
     fail_if_worse: Annotated[
         str | None,
         typer.Option(
-            help="Keep the old version, and exit with 1, if a plan of its frontier measures a loss that grew by more than "
-            "1pt or 1%. One answer of 50 weighs 2pt."
+            help="Keep the old version, and exit with 1, if the loss of a plan of its frontier grew by more, such as 5pt or "
+            "5%. One answer of 50 weighs 2pt."
         ),
     ] = None,
+    rule: Annotated[
+        str, typer.Option(help="Which growth: point (as measured) or bound (its lower bound, so that chance passes).")
+    ] = "point",
     max_age: Annotated[str | None, typer.Option(help="Measure again what is older, such as 30d.")] = None,
     memory_limit: MemoryOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line for each recipe, for logs.")] = False,
@@ -47,7 +50,7 @@ def reprofile(
     was cut off goes on. Exits with the gravest of its recipes' exit codes.
     """
     from kvprofile.cli import explained
-    from kvprofile.limits import parse_age, parse_loss
+    from kvprofile.limits import parse_age, parse_loss, parse_rule
     from kvprofile.recipe import load_recipe
     from kvprofile.reprofile import Options
     from kvprofile.reprofile import reprofile as run
@@ -57,6 +60,7 @@ def reprofile(
         full=full,
         max_age=None if max_age is None else parse_age(max_age),
         fail_if_worse=None if fail_if_worse is None else parse_loss(fail_if_worse),
+        rule=parse_rule(rule),
         memory_limit=parse_bytes(memory_limit),
     )
     place, codes = local_store(store, "reprofile"), set()
