@@ -10,7 +10,15 @@ from kvprofile.cost.prefill import ModelShape, prefill_flops
 from kvprofile.cost.sweep import start_flops, suffix_flops
 from kvprofile.engine.executor import MOST_PLANS, MOST_VERIFIED
 from kvprofile.engine.shape import shape_of
-from kvprofile.engine.timing import REPEATS, WARM_UP, matrix_flops_per_second, spread_of_groups
+from kvprofile.engine.timing import (
+    LAYER_REPEATS,
+    LAYER_SECONDS,
+    REPEATS,
+    WARM_UP,
+    lengths_to_time,
+    matrix_flops_per_second,
+    spread_of_groups,
+)
 from kvprofile.layers import LayerRange, grid_union
 from kvprofile.models.loading import load_outline
 from kvprofile.recipe import Recipe
@@ -23,9 +31,10 @@ _BYTES_PER_MEASUREMENT, _BYTES_PER_PLAN, _BYTES_PER_TOKEN = 12, 53, 2
 def estimate(recipe: Recipe) -> dict[str, Any]:
     """Returns plans, time, memory and disk of a sweep; loads no weights and runs no model.
 
-    The time counts the FLOPs of the prefills that are timed first, of both full prefills, of one pass per start and of the
-    suffixes as a tree, at the rate of a matrix product of the model's width. Gates, answers, attention kernels and loading come
-    on top. Memory is the peak of the longest context if nothing is cut into blocks; a sweep takes less where less is there.
+    The time counts the FLOPs of the prefills and layers that are timed first, of both full prefills, of one pass per start and
+    of the suffixes as a tree, at the rate of a matrix product of the model's width. Gates, answers, attention kernels and
+    loading come on top. Memory is the peak of the longest context if nothing is cut into blocks; a sweep takes less where less
+    is there.
 
     Raises:
         BadInput: If recipe, data or models cannot be used.
@@ -37,6 +46,8 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     tokens = int(statistics.median(len(s.context_token_ids) for s in samples))
     suffix = int(statistics.median(len(s.suffix_token_ids) for s in samples))
     rate = matrix_flops_per_second(shape.hidden_size, outline.device, outline.model.dtype)
+    timed = lengths_to_time([len(s.context_token_ids) for s in samples])
+    layers_timed = LAYER_REPEATS * sum(prefill_flops(shape, n, LayerRange(0, shape.layers)) for n in timed)
     weights = sum(p.numel() * p.element_size() for p in outline.model.parameters())
     groups = grid_union(shape.layers, recipe.granularity)
     plans = len(groups)
@@ -61,7 +72,8 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
                 "seconds": (
                     _timing_flops(shape, tokens, units) + len(samples) * _sample_flops(shape, tokens, suffix, units)
                 )
-                / rate,
+                / rate
+                + min(LAYER_SECONDS, layers_timed / rate),
             }
             for units in dict.fromkeys([*((unit,) for unit in recipe.granularity), recipe.granularity])
         ],
