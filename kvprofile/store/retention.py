@@ -162,14 +162,21 @@ def _remove(folder: Path) -> bool:
 
     Returns whether it did: one that was pinned, validated or began to be measured since it was looked at stays.
     """
+    if _needed(folder):
+        return False
     doomed = folder.with_name(f"{TEMPORARY}removed-{folder.name}-{uuid.uuid4().hex[:16]}")
     folder.rename(doomed)
-    if (doomed / PINNED_FILE).is_file() or busy(doomed) or any((doomed / VALIDATIONS_FOLDER).glob("[!.]*.parquet")):
+    if _needed(doomed):  # somebody who had found it under its name was faster
         doomed.rename(folder)
         return False
     sync_folder(doomed.parent)
     shutil.rmtree(doomed, ignore_errors=True)
     return True
+
+
+def _needed(folder: Path) -> bool:
+    validations = (folder / VALIDATIONS_FOLDER).glob("[!.]*.parquet")
+    return (folder / PINNED_FILE).is_file() or busy(folder) or any(True for _ in validations)
 
 
 def _stale_files(place: Path, now: datetime) -> list[Path]:

@@ -180,18 +180,33 @@ def test_bad_input(store: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["pinned", "validations/musique-0001.parquet", "validations/.run-1/x.parquet"])
-def test_what_came_while_it_was_looked_at_stays(store: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("when", ["after the look", "at the last moment"])
+def test_what_came_meanwhile_stays(store: Path, place: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename, version, renamed = Path.rename, store / PAIR / "v0002", []
+
+    def come() -> None:
+        (version / place).parent.mkdir(parents=True, exist_ok=True)
+        (version / place).touch()
+
     def slow(*arguments: Any) -> list[tuple[Entry, str]]:
         found = removable(*arguments)
-        file = store / PAIR / "v0002" / place
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
+        come()
         return found
 
-    monkeypatch.setattr(retention, "removable", slow)
+    def late(self: Path, target: Path) -> Path:
+        renamed.append(self)
+        if self == version:
+            come()
+        return rename(self, target)
+
+    if when == "after the look":
+        monkeypatch.setattr(retention, "removable", slow)
+    else:
+        monkeypatch.setattr(Path, "rename", late)
     assert pruned(store, 4) == ["v0001"]
     assert left(store) == [2, 3, 4, 5, 6]
-    assert (store / PAIR / "v0002" / place).is_file()
+    assert (version / place).is_file()
+    assert (version in renamed) == (when == "at the last moment")
     assert not list((store / PAIR).glob(".tmp-*"))
 
 
