@@ -190,20 +190,22 @@ def test_json_of_strangers_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "changes"),
+    ("strategy", "changes", "said"),
     [
-        ("layer_group", {"start_layer": None, "stop_layer": None}),
-        ("full_reuse", {"recomputed_layers": 3, "recompute_fraction": 0.5}),
-        ("full_prefill", {"recomputed_layers": 0, "recompute_fraction": 0.0}),
-        ("layer_group", {"recomputed_layers": 2, "recompute_fraction": 1 / 3}),
+        ("layer_group", {"start_layer": None, "stop_layer": None}, "a layer_group of no layers"),
+        ("full_reuse", {"recomputed_layers": 3, "recompute_fraction": 0.5}, "3 of 6 layers recomputed by full_reuse"),
+        ("full_prefill", {"recomputed_layers": 0, "recompute_fraction": 0.0}, "0 of 6 layers"),
+        ("layer_group", {"recomputed_layers": 2, "recompute_fraction": 1 / 3}, "2 of 6 layers"),
     ],
 )
-def test_a_plan_that_contradicts_itself_is_refused(folder: Path, strategy: str, changes: dict[str, object]) -> None:
+def test_a_plan_that_contradicts_itself_is_refused(
+    folder: Path, strategy: str, changes: dict[str, object], said: str
+) -> None:
     table = pq.read_table(folder / "profile.parquet")
     rows = table.to_pylist()
     next(row for row in rows if row["strategy"] == strategy).update(changes)
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), folder / "profile.parquet")
-    with pytest.raises(BadInput, match="has a row with"):
+    with pytest.raises(BadInput, match=f"has a row with {said}"):
         load(folder)
 
 

@@ -223,6 +223,9 @@ def test_a_rejection_may_be_told_after_publishing_and_ended(tmp_path: Path, url:
     assert rejection(Path(pull(place, str(tmp_path / "copy")).place)) == "worse"
     later = datetime.now(UTC) + timedelta(days=2)
     assert [gone.path for gone in prune(url, 1, really=False, now=later)] == [f"{url}/{PAIR}/v0001"]
+    MEMORY.rm_file(stored(url, f"{PAIR}/v0003/rejected.json"))
+    assert load_profile(place).folder == resolve(url), "it was withdrawn"
+    MEMORY.pipe_file(stored(url, f"{PAIR}/v0003/rejected.json"), b"{}")
     MEMORY.pipe_file(stored(url, f"{PAIR}/v0003/accepted"), b"")
     assert load(url).header["profile_id"] == "profile-3"
     assert [entry.rejected for entry in ls(url)] == [None, None, None]
