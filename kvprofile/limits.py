@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from datetime import timedelta
@@ -37,9 +36,7 @@ class LossLimit(NamedTuple):
     def allows(self, row: Mapping[str, Any], rule: Rule = "point") -> bool:
         """Returns whether the loss of a row of a profile is within the limit; one that is not known is not."""
         loss = row.get(self.column(rule))
-        if loss is None or math.isnan(loss):
-            return False
-        return self.measure(loss) <= self.most
+        return loss is not None and self.measure(loss) <= self.most  # NaN is below nothing
 
     def measure(self, loss: float) -> float:
         """Returns a loss of a profile in the unit of the limit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import statistics
+import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -190,13 +191,14 @@ def header_of(
     previous: str | None = None,
 ) -> dict[str, Any]:
     """Returns the footer of what was measured now, by what and with what."""
-    device = receiver.device
+    device, created_at = receiver.device, datetime.now(UTC).isoformat(timespec="seconds")
     return {
         "format_version": FORMAT_VERSION,
         "kvprofile_version": __version__,
-        "profile_id": json_sha256([identity, version])[:32],
+        # Two machines may measure one recipe, and each is another measurement.
+        "profile_id": json_sha256([identity, version, created_at, uuid.uuid4().hex])[:32],
         "version": version,
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created_at": created_at,
         "sender": model_header(sender),
         "receiver": model_header(receiver),
         "recipe_sha256": recipe.sha256(),

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from kvprofile.errors import BadInput
-from kvprofile.limits import LossLimit, parse_loss, parse_rule
+from kvprofile.limits import LossLimit, parse_age, parse_loss, parse_rule
 
 
 @pytest.mark.parametrize(
@@ -50,3 +52,18 @@ def test_rules_by_name() -> None:
     assert [parse_rule(name) for name in ("point", "bound", "certified")] == ["point", "bound", "certified"]
     with pytest.raises(BadInput, match='did you mean "certified"'):
         parse_rule("certify")
+
+
+@pytest.mark.parametrize("loss", [None, float("nan"), float("inf"), 10**400])
+def test_what_is_no_loss_is_not_allowed(loss: object) -> None:
+    for limit in (LossLimit(100, "%"), LossLimit(100, "pt")):
+        assert not limit.allows({"loss_rel": loss, "loss_points": loss})
+    assert LossLimit(0, "pt").allows({"loss_points": -(10**400)})
+
+
+def test_ages() -> None:
+    hours = {"12h": 12, " 90 d ": 90 * 24, "4w": 4 * 7 * 24}
+    assert {text: parse_age(text) for text in hours} == {text: timedelta(hours=n) for text, n in hours.items()}
+    for text in ("90", "d", "-1d", "1y", ""):
+        with pytest.raises(BadInput, match="is not an age; write 36h, 30d or 8w"):
+            parse_age(text)

@@ -42,14 +42,17 @@ def export(
     from kvprofile.report.text import print_line
     from kvprofile.runtime.export import export_text, write_arrow
     from kvprofile.runtime.store import load_profile
+    from kvprofile.store.temporary import temporary_beside
 
     if output is None and form is ExportFormat.arrow:
         raise BadInput("an Arrow file is not for a terminal; give -o profile.arrow")
+    if output is not None and output.is_dir():
+        raise BadInput(f"{output} is a folder; give -o a file, such as {output / f'profile.{form.value}'}")
     loaded = load_profile(profile)
     if output is None:
         typer.echo(export_text(loaded), nl=False)
         return
-    temporary = output.with_name(f".tmp-{output.name}")
+    temporary = temporary_beside(output)
     try:
         if form is ExportFormat.json:
             temporary.write_text(export_text(loaded), "utf-8")

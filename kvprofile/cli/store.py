@@ -82,7 +82,7 @@ def prune(
 
     The newest version that was not rejected stays, whatever is pinned or validated, and what these were made to replace.
     """
-    from kvprofile.store.retention import parse_age
+    from kvprofile.limits import parse_age
     from kvprofile.store.retention import prune as remove
 
     age = None if older_than is None else parse_age(older_than)

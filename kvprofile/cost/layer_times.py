@@ -43,7 +43,7 @@ class LayerTiming(NamedTuple):
         """Returns what a row of `timings.parquet` or `_asdict` holds.
 
         Raises:
-            KeyError, TypeError, ValueError: If it is nothing of that kind.
+            KeyError, TypeError, ValueError, OverflowError: If it is nothing of that kind.
         """
         layer, recompute = held["layer"], held["recompute_ms"]
         made = cls(
@@ -102,7 +102,7 @@ class LayerTimes:
         held: dict[int, dict[int | None, LayerTiming]] = {}
         try:
             timings = [LayerTiming.from_dict(row) for row in rows]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadInput(f"the layer times cannot be ({error}); copy the profile again or sweep again") from error
         for timing in timings:
             held.setdefault(timing.context_tokens, {})[timing.layer] = timing

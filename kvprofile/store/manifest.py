@@ -70,7 +70,7 @@ def require_names(names: Iterable[str]) -> None:
     Raises:
         BadInput: If there is one.
     """
-    if strange := [name for name in names if not _is_name(name)]:
+    if strange := [name for name in names if not is_file_name(name)]:
         raise BadInput(
             f"{strange[0]!r} is no name of a file of a version; remove it, or rename it to letters and digits"
         )
@@ -109,13 +109,14 @@ def parse_manifest(document: bytes, place: str) -> Manifest:
     return records
 
 
-def _is_name(name: str) -> bool:
+def is_file_name(name: str) -> bool:
+    """Returns whether a manifest can name a file so."""
     return _NAME.fullmatch(name) is not None and name != MANIFEST_FILE
 
 
 def _sound(name: str, record: FileRecord) -> bool:
     hashed = isinstance(record.sha256, str) and re.fullmatch(r"[0-9a-f]{64}", record.sha256) is not None
-    return _is_name(name) and hashed and type(record.bytes) is int and record.bytes >= 0
+    return is_file_name(name) and hashed and type(record.bytes) is int and record.bytes >= 0
 
 
 def _belongs(name: str) -> bool:

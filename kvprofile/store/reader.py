@@ -13,21 +13,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kvprofile.cost.layer_times import LayerTimes
-from kvprofile.errors import BadInput, NewerFormat
+from kvprofile.errors import BadInput
 from kvprofile.json_text import parse_json
 from kvprofile.resources import expanded
 from kvprofile.store.checks import is_validation, row_problem
+from kvprofile.store.header import parse_header
 from kvprofile.store.manifest import ACCEPTED_FILE
-from kvprofile.store.migrations import migrate
 from kvprofile.store.schema import (
     FOOTER_KEY,
-    FORMAT_VERSION,
     MEASUREMENTS,
     PROFILE,
     SAMPLES,
     SEARCH,
     TIMINGS,
-    missing_header_keys,
 )
 
 PROFILE_FILE = "profile.parquet"
@@ -39,8 +37,6 @@ REJECTED_FILE = "rejected.json"
 VALIDATIONS_FOLDER = "validations"
 SENSITIVITY_FOLDER = "sensitivity"
 TIMINGS_FILE = "timings.parquet"
-
-_TEXTS_OF_MODELS = ("name", "weights_sha256", "tokenizer_sha256", "architecture")
 
 
 @dataclass(frozen=True)
@@ -240,7 +236,7 @@ def _read(path: Path, schema: pa.Schema, with_header: bool = False) -> tuple[pa.
         raise BadInput(f"{path} is missing; the profile is incomplete, copy it again or sweep again")
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            header = _header(path, file.schema_arrow.metadata or {}) if with_header else {}
+            header = parse_header(path, file.schema_arrow.metadata or {}) if with_header else {}
             if absent := [name for name in schema.names if name not in file.schema_arrow.names]:
                 raise BadInput(f"{path} is not a {path.name} of a profile: it has no column {', '.join(absent)}")
             table = file.read(columns=schema.names).select(schema.names).cast(schema)
@@ -266,46 +262,4 @@ def read_header(file: Path) -> dict[str, Any]:
         metadata = pq.read_schema(file).metadata or {}
     except (pa.ArrowException, OSError) as error:
         raise BadInput(f"{file} is missing, truncated or not Parquet; copy it again or sweep again") from error
-    return _header(file, metadata)
-
-
-def _header(path: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    foreign = (
-        f"{path} was not written by kvprofile: its footer has no valid key {FOOTER_KEY!r}; give a profile's folder"
-    )
-    try:
-        header = parse_json(metadata[FOOTER_KEY.encode()])
-        made_by = header["format_version"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(foreign) from error
-    if isinstance(made_by, bool) or not isinstance(made_by, int) or made_by < 1:
-        raise BadInput(foreign)
-    if made_by > FORMAT_VERSION:
-        raise NewerFormat(
-            f"{path} was made by a newer kvprofile (format {made_by}, this reads up to {FORMAT_VERSION}): "
-            "pip install -U kvprofile"
-        )
-    header = migrate(header)
-    if missing := missing_header_keys(header):
-        raise BadInput(f"{path} has an incomplete footer (no {', '.join(missing)}); copy it again or sweep again")
-    confidence = header["confidence"]
-    if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 < confidence < 1:
-        raise BadInput(f"{path} has a footer whose confidence is no number between 0 and 1; sweep again")
-    texts = [
-        header["created_at"],
-        *(header["metrics"] if isinstance(header["metrics"], list) else [None]),
-        *(header[role][key] for role in ("sender", "receiver") for key in _TEXTS_OF_MODELS),
-    ]
-    resamples, seed = header["resamples"], header["seed"]
-    if type(seed) is not int or seed < 0:
-        raise BadInput(f"{path} has a footer whose seed is no whole number from 0 on; sweep again")
-    optional = [header[role][f"{key}_sha256"] for role in ("sender", "receiver") for key in ("template", "config")]
-    kinds = (
-        all(isinstance(text, str) for text in texts)
-        and all(isinstance(text, str | None) for text in (*optional, header["bounds"]))
-        and isinstance(header["strategies"], dict | None)
-        and all(isinstance(header[key], str) for key in ("references", "search"))
-    )
-    if not kinds or type(resamples) is not int or not 1 <= resamples <= 10**6:
-        raise BadInput(f"{path} has a footer with values of other kinds than kvprofile writes; sweep again")
-    return header
+    return parse_header(file, metadata)

@@ -7,7 +7,6 @@ written first, keeps the number for one publisher. What was published is never c
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Collection, Mapping
 from functools import cached_property
@@ -18,6 +17,7 @@ from kvprofile.errors import BadInput
 from kvprofile.models.cache_dir import cache_dir
 from kvprofile.store.index import Entry, described
 from kvprofile.store.manifest import (
+    ACCEPTED_FILE,
     MANIFEST_FILE,
     PINNED_FILE,
     FileRecord,
@@ -33,10 +33,10 @@ from kvprofile.store.reader import (
     VALIDATIONS_FOLDER,
     all_rejected,
     load,
-    rejection,
     rejection_reason,
 )
 from kvprofile.store.remote_files import Remote
+from kvprofile.store.temporary import temporary_beside
 
 CLAIM_FILE = "claim.json"
 
@@ -71,6 +71,15 @@ class RemoteVersion(NamedTuple):
     @property
     def published(self) -> bool:
         return MANIFEST_FILE in self.files
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether it must not serve: it was rejected, before it was published or since, and not accepted."""
+        return REJECTED_FILE in self.files and ACCEPTED_FILE not in self.files
+
+    def rejection(self) -> str | None:
+        """Returns why it is rejected, None if it is not."""
+        return rejection_reason(self.read(REJECTED_FILE) or b"") if self.is_rejected else None
 
     def read(self, name: str) -> bytes | None:
         """Returns the content of a file, None if it is not there."""
@@ -159,9 +168,7 @@ def locate(url: str) -> RemoteVersion:
     scope = scope_of(url)
     found = [version for version in scope.versions() if version.published]
     if not found:
-        raise BadInput(
-            f"there is no profile at {url}; `kvprofile store ls --out URL` lists a store, `kvprofile store push` adds to it"
-        )
+        raise BadInput(no_profile(url))
     if scope.number is not None:
         return found[0]
     if pairs := list(dict.fromkeys(version.pair for version in found))[1:]:
@@ -173,9 +180,9 @@ def locate(url: str) -> RemoteVersion:
 def _newest(found: list[RemoteVersion], place: str) -> RemoteVersion:
     reasons = []
     for version in reversed(found):
-        if REJECTED_FILE not in version.files:
+        if (reason := version.rejection()) is None:
             return version
-        reasons.append(rejection_reason(version.read(REJECTED_FILE) or b""))
+        reasons.append(reason)
     raise BadInput(all_rejected(place, len(found), found[-1].url, reasons[0]))
 
 
@@ -190,6 +197,8 @@ def fetch_profile(url: str) -> Path:
 
 def fetch(version: RemoteVersion, only: Collection[str] | None = None) -> Path:
     """Returns the folder in the cache that holds a version's files, or some of them; each is checked when it is copied.
+
+    A rejection or its end that was told since the version was published is copied along.
 
     Raises:
         BadInput: If a file is not the one that the manifest names, or the version changed since it was read before.
@@ -207,18 +216,27 @@ def fetch(version: RemoteVersion, only: Collection[str] | None = None) -> Path:
     for name, record in manifest.items():
         if only is None or name in only:
             _fetch_file(version, name, record, folder / name)
+    for name in {REJECTED_FILE, ACCEPTED_FILE} - manifest.keys():
+        if name in version.files:
+            _write(folder / name, version.read(name) or b"")
+        else:
+            (folder / name).unlink(missing_ok=True)
     if kept is None:
-        temporary = folder / f".tmp-{os.getpid()}-{MANIFEST_FILE}"
-        temporary.write_bytes(manifest_bytes(manifest))
-        temporary.replace(folder / MANIFEST_FILE)
+        _write(folder / MANIFEST_FILE, manifest_bytes(manifest))
     return folder
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = temporary_beside(path)
+    temporary.write_bytes(content)
+    temporary.replace(path)
 
 
 def _fetch_file(version: RemoteVersion, name: str, record: FileRecord, target: Path) -> None:
     if target.is_file() and target.stat().st_size == record.bytes:
         return  # it was checked before it got this name
     target.parent.mkdir(exist_ok=True)
-    temporary = target.with_name(f".tmp-{os.getpid()}-{target.name}")
+    temporary = temporary_beside(target)
     try:
         version.remote.download(f"{version.name}/{name}", temporary)
         if file_record(temporary) != record:
@@ -237,9 +255,38 @@ def _cached(version: RemoteVersion) -> Path:
 
 
 def ls(url: str) -> list[Entry]:
-    """Returns every published version of a remote store; only small files are copied to the cache for it."""
-    listing = Listing(Remote(url))
-    return [entry_of(version) for version in listing.all() if version.published]
+    """Returns every published version of a remote store; only small files are copied to the cache for it.
+
+    Raises:
+        BadInput: If the URL is that of a pair or a version.
+    """
+    return [entry_of(version) for version in _whole_store(url).all() if version.published]
+
+
+def listing_of(url: str) -> Listing:
+    """Returns what lies in the remote store at a URL.
+
+    Raises:
+        BadInput: If nothing does, or the URL is that of a pair or a version.
+    """
+    listing = _whole_store(url)
+    if not listing.all():
+        raise BadInput(no_profile(url))
+    return listing
+
+
+def _whole_store(url: str) -> Listing:
+    scope = scope_of(url)
+    if scope.pair is not None:
+        raise BadInput(f"{url} is not a store but in one; give {scope.listing.remote.url}")
+    return scope.listing
+
+
+def no_profile(url: str) -> str:
+    """Returns the sentence that nothing lies at a URL."""
+    return (
+        f"there is no profile at {url}; `kvprofile store ls --out URL` lists a store, `kvprofile store push` adds to it"
+    )
 
 
 def entry_of(version: RemoteVersion) -> Entry:
@@ -249,8 +296,7 @@ def entry_of(version: RemoteVersion) -> Entry:
     size = sum(version.files.values())
     entry = Entry(version.url, version.pair, version.number, size, None, None, pinned, validations)
     try:
-        folder = fetch(version, only=(PROFILE_FILE, REJECTED_FILE))
-        entry = entry._replace(rejected=rejection(folder))
-        return described(entry, load(folder))
+        entry = entry._replace(rejected=version.rejection())
+        return described(entry, load(fetch(version, only=(PROFILE_FILE, REJECTED_FILE))))
     except (BadInput, OSError) as error:
         return entry._replace(problem=str(error))

@@ -31,15 +31,16 @@ class Remote:
         """Returns the URL of something in the store."""
         return f"{self.url}{'' if self.url.endswith('/') else '/'}{name}"
 
-    def files(self) -> dict[str, int]:
-        """Returns the size of every file by its name in the store, in bytes; nothing for a store not yet made."""
+    def files(self, folder: str = "") -> dict[str, int]:
+        """Returns the size of every file by its name in the store or a folder of it, in bytes; nothing where there are none."""
+        root = self._path(folder) if folder else self._root
         with self._told():
             self._fs.invalidate_cache()
             try:
-                found: Mapping[str, Any] = self._fs.find(self._root, detail=True)
+                found: Mapping[str, Any] = self._fs.find(root, detail=True)
             except FileNotFoundError:
                 return {}
-        start = len(self._root.rstrip("/")) + 1
+        start = len(root.rstrip("/")) + 1
         return {path[start:]: int(about.get("size") or 0) for path, about in found.items()}
 
     def read(self, name: str) -> bytes | None:

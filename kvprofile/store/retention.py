@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -18,7 +17,8 @@ from kvprofile.errors import BadInput
 from kvprofile.store.index import Entry, pair_entries, pair_folders
 from kvprofile.store.manifest import ACCEPTED_FILE, PINNED_FILE
 from kvprofile.store.reader import SENSITIVITY_FOLDER, VALIDATIONS_FOLDER, is_url, rejection, resolve
-from kvprofile.store.writer import PAIR_LOCK, TEMPORARY, sync_folder
+from kvprofile.store.temporary import TEMPORARY, writer_of
+from kvprofile.store.writer import PAIR_LOCK, sync_folder
 
 _STALE = timedelta(hours=1)
 """Age at which a temporary file of a process that is gone is taken for a leftover."""
@@ -36,18 +36,6 @@ class Removal(NamedTuple):
     path: str
     why: str
     bytes: int
-
-
-def parse_age(text: str) -> timedelta:
-    """Returns an age such as `90d` or `12h`.
-
-    Raises:
-        BadInput: If it is none.
-    """
-    match = re.fullmatch(r"(\d{1,6})([dh])", text.strip())
-    if match is None:
-        raise BadInput(f'age "{text}" is no number of days or hours; write 90d or 12h')
-    return timedelta(**{"days" if match[2] == "d" else "hours": int(match[1])})
 
 
 def prune(
@@ -88,16 +76,13 @@ def _prune_pair(pair: Path, keep: int, older_than: timedelta | None, really: boo
         entries = pair_entries(pair)
         for entry, why in removable(entries, keep, older_than, now):
             folder = Path(entry.path)
-            if busy(folder) or folder.is_symlink():
-                continue
-            yield Removal(str(folder), why, entry.bytes)
+            if not folder.is_symlink() and (not really or _remove(folder)):
+                yield Removal(str(folder), why, entry.bytes)
+        places = [pair, *(Path(entry.path) for entry in entries)]
+        for file in sorted({file for place in places for file in _stale_files(place, now)}):
+            yield Removal(str(file), "left by a process that is gone", file.stat().st_size)
             if really:
-                _remove(folder)
-        for place in [pair, *(Path(entry.path) for entry in entries)]:
-            for file in _stale_files(place, now):
-                yield Removal(str(file), "left by a process that is gone", file.stat().st_size)
-                if really:
-                    file.unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
 
 
 def removable(
@@ -105,12 +90,13 @@ def removable(
 ) -> list[tuple[Entry, str]]:
     """Returns which versions of a pair may go, oldest first, and why.
 
-    The newest `keep` stay, the newest that was not rejected, and all that are pinned or validated; so does the version that
-    one of these replaced, to compare with. What cannot be read stays: nobody knows what it is.
+    The newest `keep` stay, the newest that was not rejected, and all that are pinned, validated or being measured; so does the
+    version that one of these replaced, to compare with. What cannot be read stays: nobody knows what it is.
     """
     readable = sorted((entry for entry in entries if entry.problem is None), key=lambda entry: entry.version)
     accepted = [entry for entry in readable if entry.rejected is None]
-    stays = {*readable[-keep:], *accepted[-1:], *(e for e in readable if e.pinned or e.validations)}
+    needed = [e for e in readable if e.pinned or e.validations or (isinstance(e.path, Path) and busy(e.path))]
+    stays = {*readable[-keep:], *accepted[-1:], *needed}
     replaced = {entry.previous for entry in stays} - {None}
     going = [entry for entry in readable if entry not in stays and entry.profile_id not in replaced]
     old = [entry for entry in going if older_than is None or _age(entry, now) >= older_than]
@@ -171,12 +157,26 @@ def _in_a_folder(path: str, done: str) -> Path:
     return resolve(path)
 
 
-def _remove(folder: Path) -> None:
-    """Removes a version so that it is there whole or not at all, whenever the process stops."""
-    doomed = folder.with_name(f"{TEMPORARY}removed-{folder.name}-{os.getpid()}")
+def _remove(folder: Path) -> bool:
+    """Removes a version so that it is there whole or not at all, whenever the process stops.
+
+    Returns whether it did: one that was pinned, validated or began to be measured since it was looked at stays.
+    """
+    if _needed(folder):
+        return False
+    doomed = folder.with_name(f"{TEMPORARY}removed-{folder.name}-{uuid.uuid4().hex[:16]}")
     folder.rename(doomed)
+    if _needed(doomed):  # somebody who had found it under its name was faster
+        doomed.rename(folder)
+        return False
     sync_folder(doomed.parent)
     shutil.rmtree(doomed, ignore_errors=True)
+    return True
+
+
+def _needed(folder: Path) -> bool:
+    validations = (folder / VALIDATIONS_FOLDER).glob("[!.]*.parquet")
+    return (folder / PINNED_FILE).is_file() or busy(folder) or any(True for _ in validations)
 
 
 def _stale_files(place: Path, now: datetime) -> list[Path]:
@@ -186,8 +186,8 @@ def _stale_files(place: Path, now: datetime) -> list[Path]:
 
 
 def _gone(file: Path) -> bool:
-    match = re.match(rf"{re.escape(TEMPORARY)}(\d+)-", file.name)
-    return match is not None and not psutil.pid_exists(int(match[1]))
+    writer = writer_of(file)
+    return writer is not None and not psutil.pid_exists(writer)
 
 
 @contextmanager

@@ -13,15 +13,27 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow.parquet as pq
+
 from kvprofile.errors import BadInput, Interrupted
 from kvprofile.json_text import parse_json
 from kvprofile.store import reader
 from kvprofile.store.index import pair_entries
-from kvprofile.store.manifest import MANIFEST_FILE, Manifest, file_record, manifest_bytes, read_manifest, require_names
+from kvprofile.store.manifest import (
+    ACCEPTED_FILE,
+    MANIFEST_FILE,
+    Manifest,
+    file_record,
+    is_file_name,
+    manifest_bytes,
+    read_manifest,
+    require_names,
+)
 from kvprofile.store.reader import Profile, is_url, load
-from kvprofile.store.remote import CLAIM_FILE, Listing, RemoteVersion, entry_of, scope_of
+from kvprofile.store.remote import CLAIM_FILE, Listing, RemoteVersion, entry_of, listing_of, no_profile, scope_of
 from kvprofile.store.remote_files import Remote
 from kvprofile.store.retention import Removal, removable
+from kvprofile.store.schema import FOOTER_KEY
 from kvprofile.store.soundness import Finding, faults_beside, hash_findings
 from kvprofile.store.verify import Verdict, verify_pair
 from kvprofile.store.writer import pair_folder, publish, write_table
@@ -48,10 +60,10 @@ class Copied(NamedTuple):
 
 
 def push(profile: str, url: str) -> Copied:
-    """Publishes a copy of a local version in a remote store, under the next number there.
+    """Publishes a copy of a local version in a remote store, under the next number there, unless it is there as it is here.
 
     Raises:
-        BadInput: If the version is not sound, or the store cannot be written.
+        BadInput: If the version is not sound, the store cannot be written, or it holds the version without what came since.
         Interrupted: If the claim on the number was taken away meanwhile.
     """
     if is_url(profile) or not is_url(url):
@@ -69,6 +81,7 @@ def push(profile: str, url: str) -> Copied:
     pair = pair_folder(Path(), loaded.header["sender"]["name"], loaded.header["receiver"]["name"]).name
     for version in listing.published(pair):
         if _claim(version).get("profile_id") == loaded.header["profile_id"]:
+            _require_same(loaded, version.manifest(), version.url, version.is_rejected)
             return Copied(version.url, True)
     number = max((version.number for version in listing.all(pair)), default=0) + 1
     claim = _new_claim(loaded)
@@ -88,18 +101,24 @@ def push(profile: str, url: str) -> Copied:
 
 
 def pull(url: str, store: str) -> Copied:
-    """Publishes a copy of a remote version in a local store, under the next number there.
+    """Publishes a copy of a remote version in a local store, under the next number there, unless it is there as it is at the URL.
 
     Raises:
-        BadInput: If there is no such version, or it is not what its manifest says.
+        BadInput: If there is no such version, it is not what its manifest says, or the store holds it without what came since.
     """
     if not is_url(url) or is_url(store):
         raise BadInput("pull copies from a URL to a folder; give the URL first and the store's folder with --out")
     loaded = load(url)
+    if broken := next((one for one in hash_findings(loaded.folder) if one.severity == "fault"), None):
+        raise BadInput(f"{broken.path}: {broken.what}; remove {loaded.folder}, a copy that was changed, and pull again")
     pair = pair_folder(Path(store), loaded.header["sender"]["name"], loaded.header["receiver"]["name"])
     for entry in pair_entries(pair):
         if entry.profile_id == loaded.header["profile_id"]:
-            return Copied(str(entry.path), True)
+            folder = Path(entry.path)
+            there = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+            records = {name: file_record(path) for name, path in there.items()}
+            _require_same(loaded, records, str(folder), entry.rejected is not None)
+            return Copied(str(folder), True)
 
     def build(folder: Path, number: int) -> None:
         _stage(loaded, folder, number)
@@ -113,13 +132,38 @@ def _stage(profile: Profile, folder: Path, number: int) -> Manifest:
     for name in held:
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(profile.folder / name, folder / name)
-    if profile.header["version"] != number:
-        write_table(profile.rows, folder / reader.PROFILE_FILE, {**profile.header, "version": number})
-        path = folder / reader.MEASUREMENTS_FILE
-        if path.is_file():
-            measurements, header = reader.read_measurements(path, with_header=True)
-            write_table(measurements, path, {**header, "version": number})
+    for name in (reader.PROFILE_FILE, reader.MEASUREMENTS_FILE) if profile.header["version"] != number else ():
+        if (folder / name).is_file():
+            _renumber(folder / name, number)
     return {name: file_record(folder / name) for name in held}
+
+
+def _renumber(path: Path, number: int) -> None:
+    """Changes the number in a table's header and nothing else, so that one of an older format stays one."""
+    reader.read_header(path)
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        table = file.read()
+    header = parse_json(table.schema.metadata[FOOTER_KEY.encode()])
+    write_table(table, path, {**header, "version": number})
+
+
+def _require_same(profile: Profile, there: Manifest, place: str, rejected: bool) -> None:
+    """Refuses to take for a copy what lacks files that came since, or has others; `rejected`: it may not serve.
+
+    Raises:
+        BadInput: If it is none.
+    """
+    lacking = [ACCEPTED_FILE] if rejected and (profile.folder / ACCEPTED_FILE).is_file() else []
+    for name in _names(profile):
+        # Tables of the version itself differ by the number in their headers.
+        same = name in there and ("/" not in name or there[name] == file_record(profile.folder / name))
+        if not same and not (rejected and name == reader.REJECTED_FILE):
+            lacking.append(name)
+    if lacking:
+        raise BadInput(
+            f"{place} is a copy of this profile without {', '.join(lacking)} as it is in {profile.folder}, and what was "
+            "published is not changed; give another store, or remove it there and copy again"
+        )
 
 
 def _names(profile: Profile) -> list[str]:
@@ -175,9 +219,13 @@ def _claimed_for(version: RemoteVersion, now: datetime) -> timedelta:
 def prune_remote(url: str, keep: int, older_than: timedelta | None, really: bool, now: datetime) -> list[Removal]:
     """Returns what goes of a remote store, and removes it if `really`; see `retention.prune`.
 
-    A version's manifest goes first, so that a reader finds all of it or no version; its claim goes last.
+    A version's manifest goes first, so that a reader finds all of it or no version; its claim goes last. Of a publisher that
+    died the claim goes first, so that if it lives, it finds that it must not publish.
+
+    Raises:
+        BadInput: If there is no store at the URL.
     """
-    listing = Listing(Remote(url))
+    listing = listing_of(url)
     removals: list[tuple[Removal, RemoteVersion]] = []
     for version in listing.all():
         if not version.published and (age := _claimed_for(version, now)) >= CLAIM_AGE:
@@ -188,18 +236,36 @@ def prune_remote(url: str, keep: int, older_than: timedelta | None, really: bool
         by_url = {version.url: version for version in listing.published(pair)}
         for entry, why in removable([entry_of(version) for version in by_url.values()], keep, older_than, now):
             removals.append((Removal(str(entry.path), why, entry.bytes), by_url[str(entry.path)]))
-    for _, version in removals if really else ():
-        for name in sorted(version.files, key=lambda name: (name != MANIFEST_FILE, name == CLAIM_FILE)):
-            version.remote.remove(f"{version.name}/{name}")
-    return [removal for removal, _ in removals]
+    return [removal for removal, version in removals if not really or _removed(version)]
+
+
+def _removed(version: RemoteVersion) -> bool:
+    """Removes a version, or what a publisher that died has left of one; returns False if it lived and published."""
+    files = dict(version.files)
+    if not version.published:
+        claim = version.read(CLAIM_FILE)
+        version.remote.remove(f"{version.name}/{CLAIM_FILE}")
+        # Looked at again: what was uploaded meanwhile goes, too, and a manifest means that the claim was in force.
+        files = version.remote.files(version.name)
+        if MANIFEST_FILE in files:
+            if claim is not None:
+                version.remote.create(f"{version.name}/{CLAIM_FILE}", claim)
+            return False
+    for name in sorted(files, key=lambda name: (name != MANIFEST_FILE, name == CLAIM_FILE)):
+        version.remote.remove(f"{version.name}/{name}")
+    return True
 
 
 def verify_remote(url: str) -> Verdict:
-    """Checks a remote store, pair or version as it lies there, not as it lies in the cache; see `verify.verify`."""
+    """Checks a remote store, pair or version as it lies there, not as it lies in the cache; see `verify.verify`.
+
+    Raises:
+        BadInput: If there is none.
+    """
     scope = scope_of(url)
     listing, versions = scope.listing, scope.versions()
-    if scope.number is not None and not versions:
-        raise BadInput(f"there is no profile at {url}; `kvprofile store ls --out URL` lists a store")
+    if not versions:
+        raise BadInput(no_profile(url))
     findings = [*_claims(versions), *(_strangers(listing) if scope.pair is None else ())]
     published = [version for version in versions if version.published]
     for name in dict.fromkeys(version.pair for version in published):
@@ -230,12 +296,13 @@ def _mirror(version: RemoteVersion, store: Path) -> Iterator[Finding]:
     """Copies a version as it lies in the remote store, and yields the files that it cannot have."""
     folder = store / version.name
     folder.mkdir(parents=True)
-    places = ("", reader.VALIDATIONS_FOLDER, reader.SENSITIVITY_FOLDER)
     for name in version.files:
-        path, base = name.rpartition("/")[::2]
+        path = name.rpartition("/")[0]
         if name == CLAIM_FILE:
             continue
-        if path not in places or base in ("", ".", ".."):
+        # No manifest can name others, so no reader takes them; some cannot even be copied.
+        known = name == MANIFEST_FILE or is_file_name(name)
+        if not known or name in (reader.VALIDATIONS_FOLDER, reader.SENSITIVITY_FOLDER):
             yield Finding("remark", f"{version.url}/{name}", "it belongs to nothing", "remove it if it is not yours")
             continue
         (folder / path).mkdir(exist_ok=True)

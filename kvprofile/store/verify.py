@@ -11,7 +11,8 @@ from kvprofile.errors import BadInput
 from kvprofile.store.index import Entry, belongs_to_pair, entry_of, pair_entries, pair_folders
 from kvprofile.store.reader import is_url, resolve, versions
 from kvprofile.store.soundness import Finding, check_version
-from kvprofile.store.writer import LOCK, TEMPORARY, pair_folder
+from kvprofile.store.temporary import TEMPORARY
+from kvprofile.store.writer import LOCK, pair_folder
 
 
 class Verdict(NamedTuple):

@@ -19,13 +19,14 @@ from filelock import FileLock, Timeout
 
 from kvprofile.errors import Interrupted
 from kvprofile.store.manifest import write_manifest
+from kvprofile.store.migrations import migrate
 from kvprofile.store.reader import versions
 from kvprofile.store.schema import FOOTER_KEY, missing_header_keys
+from kvprofile.store.temporary import TEMPORARY, temporary_beside
 
 LOCK = "lock"
 """Of a folder of work in progress."""
 PAIR_LOCK = ".lock"
-TEMPORARY = ".tmp-"
 _LONGEST_NAME = 96
 
 
@@ -64,14 +65,14 @@ def write_table(table: pa.Table, path: Path, footer: dict[str, Any] | None = Non
     """Writes a table as Parquet under a temporary name and renames it; `footer` goes to the key `kvprofile`.
 
     Raises:
-        ValueError: If the footer lacks a required key; nothing is written then.
+        ValueError: If the footer lacks a key that its format requires; nothing is written then.
     """
     if footer is not None:
-        if missing := missing_header_keys(footer):
+        if missing := missing_header_keys(migrate(footer) if "format_version" in footer else footer):
             raise ValueError(f"the profile's footer lacks {', '.join(missing)}")
         encoded = json.dumps(footer, ensure_ascii=False, sort_keys=True, allow_nan=False)
         table = table.replace_schema_metadata({FOOTER_KEY: encoded})
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    temporary = temporary_beside(path)
     try:
         with temporary.open("wb") as file:
             pq.write_table(table, file, compression="zstd", write_page_checksum=True)

@@ -55,6 +55,22 @@ def test_an_arrow_file_needs_a_name(store: Path) -> None:
 
 def test_a_file_that_cannot_be_written_leaves_nothing(store: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
-    assert isinstance(run("export", store, "-o", tmp_path / "taken").exception, OSError)
+    for folder in (tmp_path / "taken", ".", "/", ""):
+        error = run("export", store, "-o", folder).exception
+        assert isinstance(error, BadInput)
+        assert "is a folder; give -o a file" in str(error)
     assert isinstance(run("export", store, "-o", tmp_path / "none" / "p.json").exception, FileNotFoundError)
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_two_exports_to_one_file_at_once(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, file = Path.replace, tmp_path / "p.json"
+
+    def overtaken(self: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", original)
+        assert run("export", store, "-o", file).exit_code == 0
+        return original(self, target)
+
+    monkeypatch.setattr(Path, "replace", overtaken)
+    assert run("export", store, "-o", file).exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["p.json"]

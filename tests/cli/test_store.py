@@ -90,6 +90,9 @@ def test_prune_tells_first_and_removes_when_told(store: Path) -> None:
     found = document("store", "prune", "--keep", 1, "--older-than", "1d", "--out", store)
     assert isinstance(found, dict)
     assert (found["removed"], len(found["removals"])) == (False, 2)
+    assert document("store", "prune", "--keep", 1, "--older-than", "999w", "--out", store) == {
+        **{"store": str(store), "removed": False, "removals": []}
+    }
     run("store", "pin", store / PAIR / "v0001")
     assert "removed" in run("store", "prune", "--keep", 1, "--yes", "--out", store).output
     assert [number for number, _ in versions(store / PAIR)] == [1, 3]

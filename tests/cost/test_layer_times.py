@@ -257,3 +257,12 @@ def test_it_needs_the_standard_library_only() -> None:
         json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
     )
     assert not loaded & {"numpy", "pyarrow", "torch", "pydantic", "rich", "typer"}
+
+
+@pytest.mark.parametrize("name", ["context_tokens", "recompute_ms", "read_ms"])
+@pytest.mark.parametrize("value", [10**400, float("inf")])
+def test_numbers_beyond_a_double_are_bad_input(name: str, value: float) -> None:
+    rows = timing_rows()
+    rows[0][name] = value
+    with pytest.raises(BadInput, match="the layer times"):
+        LayerTimes.from_rows(rows)

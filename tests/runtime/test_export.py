@@ -21,7 +21,7 @@ from kvprofile.runtime import RuntimeProfile, cache_key, load_profile
 from kvprofile.runtime.export import EXPORT_VERSION, export_document, export_text, read_export, schema, write_arrow
 from kvprofile.runtime.profile import thawed
 from kvprofile.runtime.shape import KEYWORDS, misfit
-from kvprofile.store.schema import PROFILE
+from kvprofile.store.schema import PROFILE, TIMINGS
 from tests.profile_factory import header, publish_profile
 
 TIMING = {"context_tokens": 100, "suffix_tokens": 10, "layer": 0, "recompute_ms": 2.0, "read_ms": 0.5, "repeats": 3}
@@ -173,6 +173,14 @@ SHAPES = {
     "a validated plan of another kind": at("validations", 0, "plans", 0, value=[]),
     "held is a text": at("validations", 0, "plans", 0, "held", value="true"),
     "negative time": at("layer_times", 0, "read_ms", value=-1.0),
+    "no repeats": lambda document: document["layer_times"][0].pop("repeats"),
+    "repeats that never ran": at("layer_times", 0, "repeats", value=0),
+    "a granularity beyond its column": at("plans", 0, "granularity", value=500),
+    "more samples than its column holds": at("plans", 0, "n_planned", value=10**12),
+    "negative FLOPs": at("plans", 0, "prefill_flops", value=-1.0),
+    "an integer beyond a double": at("plans", 0, "loss_rel", value=10**400),
+    "a time beyond a double": at("layer_times", 0, "read_ms", value=10**400),
+    "a validated loss beyond a double": at("validations", 0, "plans", 0, "loss", value=10**400),
     "a time that is a text": at("layer_times", 0, "recompute_ms", value="1"),
     "no sha256": lambda document: document.pop("sha256"),
     "an upper-case sha256": lambda document: document.update(sha256=document["sha256"].upper()),
@@ -207,11 +215,12 @@ def test_the_reader_agrees_with_the_schema(name: str, document: dict[str, Any], 
         ),
         (
             lambda document: re.sub(r'("quality": )[^,]+', r"\1 1e999", json.dumps(document), count=1),
-            "quality is of another",
+            "is no JSON document",
         ),
         (mended(at("plans", 0, "quality", value=None)), "samples that were scored, and no quality"),
         (mended(at("plans", 4, "stop_layer", value=0)), "is no export"),
         (mended(at("plans", 0, "n_scored", value=10**6)), "counts that cannot be"),
+        (mended(at("plans", 4, "start_layer", value=None)), "is no export"),
         (mended(at("kvprofile_export", value=2)), "pip install -U"),
         (changed(at("header", "receiver", "weights_sha256", value="9" * 64)), "changed after it was exported"),
         (changed(at("plans", 3, "loss_rel", value=0.0123)), "changed after it was exported"),
@@ -254,3 +263,19 @@ def test_arrow_file_holds_rows_and_header(profile: RuntimeProfile, tmp_path: Pat
     assert table.schema.equals(PROFILE)
     assert table.to_pylist() == [dict(row) for row in profile.rows]
     assert json.loads(table.schema.metadata[b"kvprofile"]) == thawed(profile.header)
+
+
+def test_every_number_has_bounds_that_its_column_holds() -> None:
+    for name, kind in schema()["$defs"].items():
+        for key, held in kind["properties"].items():
+            if {"number", "integer"} & set(
+                [held["type"]] if "type" in held and isinstance(held["type"], str) else held.get("type", [])
+            ):
+                assert held["maximum"] <= 1e300, (name, key)
+                assert held["minimum"] >= -1e300, (name, key)
+    for name, columns in (("plan", PROFILE), ("layer_time", TIMINGS)):
+        for field in columns:
+            if pa.types.is_integer(field.type):
+                held = schema()["$defs"][name]["properties"][field.name]
+                for edge in ("minimum", "maximum"):
+                    pa.scalar(held[edge], field.type)

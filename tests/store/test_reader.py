@@ -9,8 +9,11 @@ import pytest
 
 from kvprofile.errors import BadInput
 from kvprofile.json_text import parse_json
+from kvprofile.store.index import ls
 from kvprofile.store.reader import load, resolve
+from kvprofile.store.retention import prune
 from kvprofile.store.schema import FORMAT_VERSION, PROFILE
+from kvprofile.store.verify import verify
 from kvprofile.store.writer import write_table
 from tests.profile_factory import header, publish_profile
 
@@ -142,6 +145,15 @@ def test_more_columns_than_known_are_ignored(folder: Path) -> None:
         ("start_layer", 40),
         ("quality", float("nan")),
         ("n_scored", 99),
+        ("recomputed_layers", 500),
+        ("recomputed_layers", -1),
+        ("recomputed_layers", 2),
+        ("recompute_fraction", 0.0),
+        ("kv_bytes_per_token", -1),
+        ("e_bytes_per_token", -1),
+        ("prefill_flops", -1.0),
+        ("full_prefill_flops", -1.0),
+        ("measured_prefill_ms", -1.0),
     ],
 )
 def test_a_row_that_cannot_be_is_refused(column: str, value: object, folder: Path) -> None:
@@ -171,7 +183,98 @@ def test_a_version_that_was_emptied_is_passed_over(folder: Path) -> None:
     assert load(folder.parent).folder == folder
 
 
-@pytest.mark.parametrize("text", ["NaN", '{"a": Infinity}', "[" * 100_000])
+@pytest.mark.parametrize("text", ["NaN", '{"a": Infinity}', "[" * 100_000, "1e999", "[-1e999]"])
 def test_json_of_strangers_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"JSON|deeply"):
         parse_json(text)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes", "said"),
+    [
+        ("layer_group", {"start_layer": None, "stop_layer": None}, "a layer_group of no layers"),
+        ("full_reuse", {"recomputed_layers": 3, "recompute_fraction": 0.5}, "3 of 6 layers recomputed by full_reuse"),
+        ("full_prefill", {"recomputed_layers": 0, "recompute_fraction": 0.0}, "0 of 6 layers"),
+        ("layer_group", {"recomputed_layers": 2, "recompute_fraction": 1 / 3}, "2 of 6 layers"),
+    ],
+)
+def test_a_plan_that_contradicts_itself_is_refused(
+    folder: Path, strategy: str, changes: dict[str, object], said: str
+) -> None:
+    table = pq.read_table(folder / "profile.parquet")
+    rows = table.to_pylist()
+    next(row for row in rows if row["strategy"] == strategy).update(changes)
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), folder / "profile.parquet")
+    with pytest.raises(BadInput, match=f"has a row with {said}"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"profile_id": ["x"]},
+        {"version": [1]},
+        {"version": 0},
+        {"version": True},
+        {"version": 1.0},
+        {"version": 2**31},
+        {"device": None},
+        {"datasets": [{"name": 1, "sha256": "e", "sample_ids_sha256": "f"}]},
+        {"datasets": [{"name": "x", "sha256": ["e"], "sample_ids_sha256": "f"}]},
+        {"datasets": [{"name": "x", "sha256": "e", "sample_ids_sha256": None}]},
+    ],
+)
+def test_a_header_with_values_of_other_kinds_is_refused(folder: Path, changes: dict[str, object]) -> None:
+    path = folder / "profile.parquet"
+    write_table(pq.read_table(path), path, header(**changes))
+    with pytest.raises(BadInput, match=r"has a footer with values of other kinds|has a footer whose version"):
+        load(folder)
+    (entry,) = ls(folder.parent.parent)
+    assert entry.problem is not None
+    assert not verify(folder.parent.parent).sound
+    assert prune(folder.parent.parent, 1, really=False) == []
+
+
+VALIDATION = {
+    **{"task": "qa", "dataset": "musique", "metric": "f1", "created_at": "2026-02-01T00:00:00Z", "samples": 20},
+    **{"overlap_left_out": 0, "max_loss": "1%", "confidence": 0.95, "full_prefill_quality": 0.5},
+}
+PLAN = {
+    **{"plan": "layers 2–3 (2 of 6)", "strategy": "layer_group", "start_layer": 2, "stop_layer": 4, "params": None},
+    **{"recompute_fraction": 1 / 3, "unit": "%", "promised_at_most": 0.01, "profiled_loss": 0.0, "loss": 0.0},
+    **{"loss_lower": 0.0, "loss_upper": None, "quality": 0.5, "baseline_quality": 0.5},
+    **{"held": True, "bounded": False, "beyond_chance": None},
+}
+
+
+@pytest.mark.parametrize(
+    ("of_all", "of_plan"),
+    [
+        ({}, {}),
+        ({"samples": 10**400}, {}),
+        ({"samples": True}, {}),
+        ({"samples": -1}, {}),
+        ({"confidence": 2.0}, {}),
+        ({"full_prefill_quality": 10**400}, {}),
+        ({}, {"loss": 10**400}),
+        ({}, {"loss": -(10**400)}),
+        ({}, {"quality": 10**301}),
+        ({}, {"recompute_fraction": 1.5}),
+        ({}, {"start_layer": -1}),
+        ({}, {"stop_layer": True}),
+        ({}, {"held": 1}),
+    ],
+)
+def test_a_validation_with_numbers_that_cannot_be_is_none(
+    folder: Path, of_all: dict[str, object], of_plan: dict[str, object]
+) -> None:
+    (folder / "validations").mkdir()
+    made = {**VALIDATION, **of_all, "plans": [{**PLAN, **of_plan}]}
+    path = folder / "validations" / "x-0001.parquet"
+    write_table(load(folder).measurements(), path, {**load(folder).header, "validation": made})
+    if not of_all and not of_plan:
+        (read,) = load(folder).validations()
+        assert read == {**made, "file": str(path)}
+        return
+    with pytest.raises(BadInput, match="holds no validation"):
+        load(folder).validations()

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import fsspec
+import pyarrow.parquet as pq
 import pytest
 
 from kvprofile.errors import BadInput, Interrupted
@@ -17,11 +18,12 @@ from kvprofile.runtime import load_profile
 from kvprofile.store import transfer
 from kvprofile.store.index import ls
 from kvprofile.store.manifest import read_manifest
-from kvprofile.store.reader import load, resolve
+from kvprofile.store.reader import format_version, load, read_measurements, rejection, resolve
 from kvprofile.store.remote_files import Remote
 from kvprofile.store.retention import pin, prune
 from kvprofile.store.transfer import pull, push
 from kvprofile.store.verify import verify, verify_profile
+from kvprofile.store.writer import write_table
 from tests.profile_factory import add_sensitivity, header, publish_profile
 
 PAIR = "receiver__from__sender"
@@ -140,6 +142,31 @@ def test_a_flipped_byte_is_refused_and_leaves_nothing(tmp_path: Path, url: str, 
     assert not verify_profile(place).sound
 
 
+def test_a_copy_that_was_changed_in_the_cache_is_not_pulled(tmp_path: Path, url: str) -> None:
+    push(str(made(tmp_path)), url)
+    cached = resolve(url)
+    (cached / "recipe.yaml").write_bytes(b"seed: 1\n")
+    with pytest.raises(BadInput, match=r"recipe\.yaml: its content is not the one .*; remove .* and pull again"):
+        pull(url, str(tmp_path / "other"))
+    assert not list((tmp_path / "other").glob("*/v*"))
+    shutil.rmtree(cached)
+    assert pull(url, str(tmp_path / "other")).already_there is False
+
+
+def test_two_readers_copy_one_version_to_one_cache(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    push(str(made(tmp_path)), url)
+    original = Remote.download
+
+    def overtaken(self: Remote, name: str, to: Path) -> None:
+        original(self, name, to)
+        monkeypatch.setattr(Remote, "download", original)
+        resolve(url)
+
+    monkeypatch.setattr(Remote, "download", overtaken)
+    folder = resolve(url)
+    assert {path.name for path in folder.iterdir()} == {"manifest.json", *(read_manifest(folder) or ())}
+
+
 def test_a_version_replaced_under_its_number_is_refused(tmp_path: Path, url: str) -> None:
     push(str(made(tmp_path)), url)
     resolve(url)
@@ -181,6 +208,66 @@ def test_rejected_versions_are_passed_over(tmp_path: Path, url: str) -> None:
     assert load(url).header["profile_id"] == "profile-3"
     assert load(place).header["profile_id"] == "profile-4"
     assert [entry.rejected for entry in ls(url)] == ["worse", None, None, "worse still"]
+
+
+def test_a_rejection_may_be_told_after_publishing_and_ended(tmp_path: Path, url: str) -> None:
+    for number in (1, 2, 3):
+        push(str(made(tmp_path, number)), url)
+    place = f"{url}/{PAIR}/v0003"
+    load(place)
+    MEMORY.pipe_file(stored(url, f"{PAIR}/v0003/rejected.json"), b'{"reason": "worse"}')
+    assert load(url).header["profile_id"] == "profile-2"
+    assert [entry.rejected for entry in ls(url)] == [None, None, "worse"]
+    with pytest.raises(BadInput, match="was rejected"):
+        load_profile(place)
+    assert rejection(Path(pull(place, str(tmp_path / "copy")).place)) == "worse"
+    later = datetime.now(UTC) + timedelta(days=2)
+    assert [gone.path for gone in prune(url, 1, really=False, now=later)] == [f"{url}/{PAIR}/v0001"]
+    MEMORY.rm_file(stored(url, f"{PAIR}/v0003/rejected.json"))
+    assert load_profile(place).folder == resolve(url), "it was withdrawn"
+    MEMORY.pipe_file(stored(url, f"{PAIR}/v0003/rejected.json"), b"{}")
+    MEMORY.pipe_file(stored(url, f"{PAIR}/v0003/accepted"), b"")
+    assert load(url).header["profile_id"] == "profile-3"
+    assert [entry.rejected for entry in ls(url)] == [None, None, None]
+    assert load_profile(place).choose("100%") is not None
+    with pytest.raises(BadInput, match=r"v0001 is a copy of this profile without accepted"):
+        pull(place, str(tmp_path / "copy"))
+    assert verify(url).sound
+    prune(url, 1, really=True, now=later)
+    assert [entry.version for entry in ls(url)] == [3]
+
+
+def test_what_was_added_since_is_not_taken_for_copied(tmp_path: Path, url: str) -> None:
+    folder = made(tmp_path)
+    place = push(str(folder), url).place
+    pulled = Path(pull(url, str(tmp_path / "other")).place)
+    add_sensitivity(folder)
+    with pytest.raises(
+        BadInput, match=rf"{place} is a copy of this profile without sensitivity/forward\.parquet as it is"
+    ):
+        push(str(folder), url)
+    again = url + "/again"
+    push(str(folder), again)
+    with pytest.raises(BadInput, match=rf"{pulled} is a copy of this profile without sensitivity/forward\.parquet"):
+        pull(again, str(tmp_path / "other"))
+    assert push(str(pulled), url).already_there, "what only the store has takes nothing away"
+    table, footer = read_measurements(folder / "sensitivity" / "forward.parquet", with_header=True)
+    write_table(table.slice(1), folder / "sensitivity" / "forward.parquet", footer)
+    with pytest.raises(BadInput, match="without sensitivity"):
+        push(str(folder), again)
+
+
+def test_a_rejection_told_here_since_is_not_taken_for_copied(tmp_path: Path, url: str) -> None:
+    folder = made(tmp_path)
+    push(str(folder), url)
+    (folder / "rejected.json").write_text('{"reason": "worse"}')
+    with pytest.raises(BadInput, match=r"without rejected\.json"):
+        push(str(folder), url)
+    MEMORY.pipe_file(stored(url, f"{PAIR}/v0001/rejected.json"), b"{}")
+    assert push(str(folder), url).already_there
+    (folder / "accepted").touch()
+    with pytest.raises(BadInput, match="without accepted"):
+        push(str(folder), url)
 
 
 def test_a_changed_version_is_not_pushed(tmp_path: Path, url: str) -> None:
@@ -300,6 +387,68 @@ def test_prune_that_stops_leaves_whole_versions_or_none(
     assert {name.split("/")[1] for name in Remote(url).files()} == {"v0003"}
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_publisher_that_only_seemed_dead(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Its manifest comes just before or just after its claim is taken away."""
+    folder, later = made(tmp_path), datetime.now(UTC) + timedelta(days=2)
+    remove, create, holds = Remote.remove, Remote.create, transfer._holds
+    removed: list[str] = []
+
+    def taken(self: Remote, name: str) -> None:
+        removed.append(name)
+        remove(self, name)
+
+    def told(self: Remote, name: str, content: bytes) -> bool:
+        if not name.endswith("manifest.json"):
+            return create(self, name, content)
+        monkeypatch.setattr(Remote, "create", create)
+        with pytest.MonkeyPatch.context() as during:
+            if when == "before":
+                # The claim was in force when the publisher looked, and is taken away as the manifest is written.
+                def late(remote: Remote, gone: str) -> None:
+                    taken(remote, gone)
+                    if len(removed) == 1:
+                        create(remote, name, content)
+
+                during.setattr(Remote, "remove", late)
+            else:
+                during.setattr(Remote, "remove", taken)
+            gone = prune(url, 1, really=True, now=later)
+        assert len(gone) == (when == "after")
+        return create(self, name, content) if when == "before" else holds(self, PAIR, 1, b"")
+
+    monkeypatch.setattr(Remote, "create", told)
+    if when == "before":
+        push(str(folder), url)
+        assert verify(url) == (1, [])
+        assert push(str(folder), url).already_there, "the claim, which names the profile, is there again"
+    else:
+        with pytest.raises(Interrupted, match="push again"):
+            push(str(folder), url)
+        assert Remote(url).files() == {}
+    assert removed[0] == f"{PAIR}/v0001/claim.json"
+
+
+def test_files_with_names_that_no_reader_takes_stop_no_check(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service of keys has `validations` beside `validations/x`; a file system, and fsspec's in memory, cannot."""
+    place = push(str(made(tmp_path)), url).place
+    hostile = ["validations/x-0001.parquet", "n" * 300, "validations/" + "n" * 300, "a b"]
+    for name in hostile:
+        MEMORY.pipe_file(stored(url, f"{PAIR}/v0001/{name}"), b"x")
+    files, key = Remote(url).files(), f"{PAIR}/v0001/validations"
+    monkeypatch.setattr(Remote, "files", lambda self: {key: 1, **files})
+    hostile.append("validations")
+    verdict = verify(url)
+    assert {one.path: one.severity for one in verdict.findings} == {
+        f"{place}/{name}": "fault" if name.endswith(".parquet") else "remark" for name in hostile
+    }
+    assert verdict.checked == 1
+
+
 def test_strangers_are_told_and_never_read(tmp_path: Path, url: str) -> None:
     place = push(str(made(tmp_path)), url).place
     for name in ("README", "../escape/v0001/manifest.json", f"{PAIR}/v0001/sub/x", f"{PAIR}/v001/manifest.json"):
@@ -352,6 +501,16 @@ def test_bad_addresses_say_what_is_wrong(tmp_path: Path, url: str) -> None:
     with pytest.raises(BadInput, match="store pull"):
         pin(url, True)
     assert ls("memory://never/made") == []
+    MEMORY.pipe_file(f"/{tmp_path.name}/notes/README", b"x")
+    for nothing in ("memory://never/made", f"memory://{tmp_path.name}/notes"):
+        for look in (verify, verify_profile, lambda wrong: prune(wrong, 1, really=True)):
+            with pytest.raises(BadInput, match=f"there is no profile at {nothing}"):
+                look(nothing)
+    for inside in (f"{url}/{PAIR}", f"{url}/{PAIR}/v0001"):
+        for look in (ls, lambda wrong: prune(wrong, 1, really=True)):
+            with pytest.raises(BadInput, match=f"is not a store but in one; give {url}"):
+                look(inside)
+    assert len(ls(url)) == 1
 
 
 def test_a_profile_without_a_manifest_can_be_pushed(tmp_path: Path, url: str) -> None:
@@ -360,3 +519,15 @@ def test_a_profile_without_a_manifest_can_be_pushed(tmp_path: Path, url: str) ->
     assert load(url).header["sender"]["config_sha256"] is None
     assert ls(url)[0].format == 1
     assert verify(url).sound
+    MEMORY.pipe_file(stored(url, f"second/{PAIR}/v0001/claim.json"), b"{}")
+    second = push(str(tmp_path / "old"), f"{url}/second").place
+    copy = load(second)
+    assert second.endswith("v0002")
+    assert format_version(copy.folder) == 1, "a copy under another number stays what it was"
+    assert copy.header == {**load(tmp_path / "old").header, "version": 2}
+    for name in ("profile.parquet", "measurements.parquet"):
+        old, new = (pq.read_table(folder / name) for folder in (tmp_path / "old", copy.folder))
+        assert new.equals(old)
+        raw = [json.loads(table.schema.metadata[b"kvprofile"]) for table in (old, new)]
+        assert raw[1] == {**raw[0], "version": 2}
+    assert verify(f"{url}/second").sound

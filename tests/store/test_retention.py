@@ -4,13 +4,16 @@ import os
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 
 from kvprofile.errors import BadInput
+from kvprofile.store import retention
+from kvprofile.store.index import Entry
 from kvprofile.store.reader import load, resolve, versions
-from kvprofile.store.retention import parse_age, pin, prune
+from kvprofile.store.retention import pin, prune, removable
 from tests.profile_factory import publish_profile
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
@@ -77,6 +80,7 @@ def test_what_is_pinned_validated_or_being_measured_stays(store: Path) -> None:
     (pair / "v0002" / "validations" / "musique-0001.parquet").touch()
     (pair / "v0003" / "validations" / ".run-1").mkdir(parents=True)
     (pair / "v0004" / "sensitivity" / ".run-forward").mkdir(parents=True)
+    assert pruned(store, 1, really=False) == ["v0005"]
     assert pruned(store, 1) == ["v0005"]
     pin(str(pair / "v0001"), False)
     pin(str(pair / "v0001"), False)
@@ -130,6 +134,8 @@ def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(store: Pat
         file.touch()
     assert ".tmp-killed" in pruned(store, 9, really=False)
     later = datetime.now(UTC) + timedelta(hours=2)
+    told = [Path(one.path) for one in prune(store, 9, really=False, now=later)]
+    assert sorted(told) == sorted([pair / ".tmp-killed", *(file for file, goes in files.items() if goes)])
     assert [Path(g.path).name for g in prune(store, 9, really=True)] == [".tmp-killed"], (
         "a young file may be on its way"
     )
@@ -171,8 +177,43 @@ def test_bad_input(store: Path) -> None:
         prune(store, 0, really=True)
     with pytest.raises(BadInput, match="there is no store at"):
         prune(store / "nowhere", 1, really=True)
-    for age in ("90", "d", "-1d", "1w", ""):
-        with pytest.raises(BadInput, match="write 90d or 12h"):
-            parse_age(age)
-    assert parse_age("90d") == timedelta(days=90)
-    assert parse_age("12h") == timedelta(hours=12)
+
+
+@pytest.mark.parametrize("place", ["pinned", "validations/musique-0001.parquet", "validations/.run-1/x.parquet"])
+@pytest.mark.parametrize("when", ["after the look", "at the last moment"])
+def test_what_came_meanwhile_stays(store: Path, place: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename, version, renamed = Path.rename, store / PAIR / "v0002", []
+
+    def come() -> None:
+        (version / place).parent.mkdir(parents=True, exist_ok=True)
+        (version / place).touch()
+
+    def slow(*arguments: Any) -> list[tuple[Entry, str]]:
+        found = removable(*arguments)
+        come()
+        return found
+
+    def late(self: Path, target: Path) -> Path:
+        renamed.append(self)
+        if self == version:
+            come()
+        return rename(self, target)
+
+    if when == "after the look":
+        monkeypatch.setattr(retention, "removable", slow)
+    else:
+        monkeypatch.setattr(Path, "rename", late)
+    assert pruned(store, 4) == ["v0001"]
+    assert left(store) == [2, 3, 4, 5, 6]
+    assert (version / place).is_file()
+    assert (version in renamed) == (when == "at the last moment")
+    assert not list((store / PAIR).glob(".tmp-*"))
+
+
+def test_what_a_version_being_measured_replaced_stays(tmp_path: Path) -> None:
+    for number in range(1, 5):
+        folder = made(tmp_path, number, **({"previous": "profile-1"} if number == 2 else {}))
+        if number == 2:
+            (folder / "validations" / ".run-1").mkdir(parents=True)
+    assert pruned(tmp_path, 1) == ["v0003"]
+    assert left(tmp_path) == [1, 2, 4]

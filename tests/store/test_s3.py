@@ -154,7 +154,8 @@ def test_a_flipped_byte_is_found_when_it_arrives(tmp_path: Path, url: str) -> No
 def test_a_store_whose_name_begins_alike_is_another(tmp_path: Path, url: str) -> None:
     push(str(made(tmp_path)), f"{url}2")
     assert ls(url) == []
-    assert verify(url) == (0, [])
+    with pytest.raises(BadInput, match="there is no profile at"):
+        verify(url)
 
 
 def test_a_bucket_that_is_not_there(tmp_path: Path, server: None) -> None:

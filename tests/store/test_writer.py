@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvprofile.store.reader import versions
+from kvprofile.store.temporary import temporary_beside, writer_of
 from kvprofile.store.writer import pair_folder, publish, write_table
 from tests.profile_factory import header
 
@@ -111,3 +113,26 @@ def test_pair_folder_names_both_and_is_safe(tmp_path: Path) -> None:
         assert folder.parent == tmp_path
         folder.mkdir()
     assert pair_folder(tmp_path, "a:b", "r") != pair_folder(tmp_path, "a?b", "r")
+
+
+def test_two_threads_write_one_table_under_two_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, original = tmp_path / "t.parquet", pq.write_table
+
+    def overtaken(*arguments: object, **options: object) -> None:
+        monkeypatch.setattr(pq, "write_table", original)
+        write_table(pa.table({"x": [2]}), path)
+        original(*arguments, **options)
+
+    monkeypatch.setattr(pq, "write_table", overtaken)
+    write_table(pa.table({"x": [1]}), path)
+    assert pq.read_table(path)["x"].to_pylist() == [1]
+    assert [p.name for p in tmp_path.iterdir()] == ["t.parquet"]
+    name = temporary_beside(path)
+    assert (name.parent, writer_of(name), writer_of(path)) == (tmp_path, os.getpid(), None)
+
+
+def test_a_footer_of_an_older_format_needs_what_its_format_does(tmp_path: Path) -> None:
+    old = {key: held for key, held in header(format_version=1).items() if key not in ("strategies", "bounds")}
+    write_table(pa.table({"x": [1]}), tmp_path / "t.parquet", old)
+    with pytest.raises(ValueError, match="strategies"):
+        write_table(pa.table({"x": [1]}), tmp_path / "t.parquet", {**old, "format_version": 2})
