@@ -36,12 +36,12 @@ from kvprofile.engine.reference import capture, mixed_capture, partial_prefill
 from kvprofile.errors import BadInput
 from kvprofile.identity import json_sha256
 from kvprofile.layers import LayerRange
-from kvprofile.measurement import Scoring, kept_table, measured_samples, measurement_table
+from kvprofile.measurement import Scoring, measured_samples, measurement_table
 from kvprofile.models.compatibility import compare
 from kvprofile.models.loading import LoadedModel, load_models
 from kvprofile.publication import header_of, model_header
 from kvprofile.recipe import Recipe
-from kvprofile.run import Progress, end_ids_of, require_writable
+from kvprofile.run import Progress, end_ids_of, kept_table, require_writable
 from kvprofile.samples import Part, build_samples, load_parts, remark_on, require_same_ids, sample_identity
 from kvprofile.store.writer import alone, pair_folder, safe_name, write_table
 

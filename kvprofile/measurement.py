@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from kvprofile.data.prompts import Sample
 from kvprofile.engine.executor import Answer
 from kvprofile.engine.fidelity import Fidelity
 from kvprofile.identity import json_sha256
 from kvprofile.layers import PLAN_COLUMNS
-from kvprofile.run import Progress
+from kvprofile.run import Progress, kept_table
 from kvprofile.scoring import Metric, agreement
 from kvprofile.store.schema import MEASUREMENTS
 from kvprofile.store.writer import write_table
@@ -80,15 +79,6 @@ def measured_samples(
 
 def _part(work: Path, sample: Sample) -> Path:
     return work / f"{json_sha256([sample.task, sample.dataset, sample.sample_id])[:24]}.parquet"
-
-
-def kept_table(path: Path) -> pa.Table | None:
-    """Returns the measurements in a file, None if it is missing or not whole."""
-    try:
-        table = pq.read_table(path, page_checksum_verification=True)
-    except (OSError, pa.ArrowException):
-        return None
-    return table if table.schema.equals(MEASUREMENTS) else None
 
 
 def _score(answer: Answer, scoring: Scoring) -> _Scored:

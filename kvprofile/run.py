@@ -241,16 +241,25 @@ def _identity(
 _PART_KEY = ["sample_id", "task", "dataset", "metric", *PLAN_COLUMNS]
 
 
+def kept_table(path: Path) -> pa.Table | None:
+    """Returns the measurements in a file, None if it is missing or not whole."""
+    try:
+        table = pq.read_table(path, page_checksum_verification=True)
+        table.validate(full=True)  # texts that are not UTF-8 would fail later, wherever they are looked at
+    except (OSError, pa.ArrowException, UnicodeDecodeError):
+        return None
+    return table if table.schema.equals(MEASUREMENTS) else None
+
+
 def read_part(run: Run, portion: Portion) -> pa.Table | None:
     """Returns what was measured of a portion, None if it is missing or not whole."""
-    try:
-        table = pq.read_table(portion.file, page_checksum_verification=True)
-        rows = table.select(_PART_KEY).to_pylist()
-    except (OSError, pa.ArrowException, UnicodeDecodeError, KeyError):
+    table = kept_table(portion.file)
+    if table is None:
         return None
+    rows = table.select(_PART_KEY).to_pylist()
     sample = portion.sample
     metrics = next(part.metrics for part in run.parts if part.key == (sample.task, sample.dataset))
     own = (sample.sample_id, sample.task, sample.dataset)
     expected = {(*own, metric.name, *plan.key) for metric in metrics for plan in portion.plans}
     whole = {tuple(row[name] for name in _PART_KEY) for row in rows} == expected and len(rows) == len(expected)
-    return table if whole and table.schema.equals(MEASUREMENTS) else None
+    return table if whole else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 from kvprofile.analysis.profile_table import PlanCost, Source, build_profile_rows
 from kvprofile.layers import LayerRange, Plan, grid_union, largest_unit, layer_params, set_params
 from kvprofile.limits import BOUND_METHOD
-from kvprofile.store.schema import FORMAT_VERSION, MEASUREMENTS, SAMPLES, TIMINGS
+from kvprofile.store.schema import FORMAT_VERSION, MEASUREMENTS, PROFILE, SAMPLES, TIMINGS
 from kvprofile.store.writer import pair_folder, publish, write_table
 
 ARMS = ("full_prefill", "full_reuse", "sender_alone", "no_context")
@@ -231,6 +232,36 @@ def add_timings(folder: Path, rows: list[dict[str, Any]] | None = None, **header
     header = json.loads(pq.read_schema(folder / "profile.parquet").metadata[b"kvprofile"]) | header_changes
     table = pa.Table.from_pylist(layer_timings() if rows is None else rows, schema=TIMINGS)
     write_table(table, folder / "timings.parquet", header)
+
+
+def add_validation(folder: Path, number: int = 1, **plan_changes: Any) -> Path:
+    """Writes a validation of the critical layers on fresh data beside a profile; returns its file."""
+    plan = {
+        **{"plan": "layers 2–3 (2 of 6)", "strategy": "layer_group", "start_layer": 2, "stop_layer": 4, "params": None},
+        **{"recompute_fraction": 1 / 3, "unit": "%", "promised_at_most": 0.05, "profiled_loss": 0.0, "loss": 0.0},
+        **{"loss_lower": 0.0, "loss_upper": 0.1, "quality": 0.5, "baseline_quality": 0.5, "beaten_by": []},
+        **{"held": True, "bounded": False, "beyond_chance": False, **plan_changes},
+    }
+    said = {
+        **{"task": "qa", "dataset": "musique", "metric": "f1", "created_at": "2026-02-01T00:00:00Z", "samples": 8},
+        **{"overlap_left_out": 0, "max_loss": "5%", "confidence": 0.95, "full_prefill_quality": 0.5, "plans": [plan]},
+    }
+    own = json.loads(pq.read_schema(folder / "profile.parquet").metadata[b"kvprofile"])
+    table = pa.Table.from_pylist(measurements(samples=2, sources=[("qa", "musique")]), schema=MEASUREMENTS)
+    file = folder / "validations" / f"musique-{number:04d}.parquet"
+    file.parent.mkdir(exist_ok=True)
+    write_table(table, file, {**own, "validation": said})
+    return file
+
+
+def change_rows(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Changes every row of a published profile."""
+    file = folder / "profile.parquet"
+    own = json.loads(pq.read_schema(file).metadata[b"kvprofile"])
+    rows = pq.read_table(file).to_pylist()
+    for row in rows:
+        change(row)
+    write_table(pa.Table.from_pylist(rows, schema=PROFILE), file, own)
 
 
 def group_rows(profile: pa.Table, start: int, stop: int) -> list[dict[str, Any]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -16,8 +18,11 @@ from typer.testing import CliRunner
 from kvprofile import chain as chain_module
 from kvprofile import cli
 from kvprofile.analysis.chain import FULL, Arm, arms, chain, direct, first_hop, last_hop
+from kvprofile.errors import BadInput
 from kvprofile.layers import LayerRange, PlanKey, plan_key
-from kvprofile.store.schema import FOOTER_KEY, missing_header_keys
+from kvprofile.run import kept_table
+from kvprofile.store.schema import FOOTER_KEY, MEASUREMENTS, missing_header_keys
+from kvprofile.store.writer import write_table
 from tests.tiny import tiny_tokenizer
 from tests.tiny_models import LAYERS, save_adapter, save_model
 from tests.tiny_sweep import write_pair
@@ -245,6 +250,40 @@ class TestGoingOn:
         assert len(calls) == 2 * RECORDS
 
 
+def test_a_home_folder_is_expanded(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[Path] = []
+
+    def stops(*words: Any) -> None:
+        places.append(words[3])
+        raise BadInput("far enough")
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(chain_module, "measure_chain", stops)
+    CliRunner().invoke(cli.app, command(folder, NAMES, "--first", "1:2", "--second", "2:3", "--out", "~/chains"))
+    assert places == [tmp_path / "chains"]
+
+
+def _torn_text(file: Path) -> None:
+    """Writes text that is no UTF-8 under a right checksum, as a writer with a broken disk cache would."""
+    good = pa.Table.from_pylist([{"sample_id": "é", "error": "é"}], schema=MEASUREMENTS)
+    torn = pa.StringArray.from_buffers(1, pa.py_buffer(struct.pack("<ii", 0, 2)), pa.py_buffer(b"\xff\xfe"))
+    write_table(good.set_column(good.schema.get_field_index("error"), MEASUREMENTS.field("error"), torn), file)
+
+
+def _torn_name(file: Path) -> None:
+    write_table(pa.Table.from_pylist([{"sample_id": "a"}], schema=MEASUREMENTS), file)
+    file.write_bytes(file.read_bytes().replace(b"sample_id", b"\xffample_id"))
+
+
+@pytest.mark.parametrize("tear", [_torn_text, _torn_name])
+def test_a_part_whose_texts_are_torn_is_missing(tear: Callable[[Path], None], tmp_path: Path) -> None:
+    whole = tmp_path / "whole.parquet"
+    write_table(pa.Table.from_pylist([{"sample_id": "a"}], schema=MEASUREMENTS), whole)
+    assert kept_table(whole) is not None
+    tear(tmp_path / "torn.parquet")
+    assert kept_table(tmp_path / "torn.parquet") is None
+
+
 def replaced(position: int, model: str) -> Callable[[Path], list[str]]:
     names = list(NAMES)
     names[position] = model
@@ -280,6 +319,7 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "too many contexts": (with_options("--contexts", "99"), "fewer than the 99 contexts"),
     "no confidence": (with_options("--confidence", "1"), "confidence should be less than 1"),
     "seed below 0": (with_options("--seed", "-1"), "seed should be greater than or equal to 0"),
+    "out is a URL": (with_options("--out", "s3://bucket/chains"), "chain works in a folder; give one with --out"),
     "out is a file": (lambda f: with_options("--out", str(f / "data.jsonl"))(f), "--out"),
 }
 

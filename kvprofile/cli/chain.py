@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvprofile.cli.arguments import RemoteCodeOption
-from kvprofile.cli.options import parse_ranges, recipe_with
+from kvprofile.cli.options import local_store, parse_ranges, recipe_with
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.cli.progress import Display
 from kvprofile.report.text import print_line
@@ -45,7 +44,7 @@ def chain(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
     attention: Annotated[str, typer.Option(help="auto, or Transformers' name of the attention kernel.")] = "auto",
     trust_remote_code: RemoteCodeOption = False,
-    folder: Annotated[Path, typer.Option("--out", help="Folder of measured chains.")] = Path("outputs/chains"),
+    folder: Annotated[str, typer.Option("--out", help="Folder of measured chains.")] = "outputs/chains",
     as_json: JsonFlag = False,
 ) -> None:
     """Measure what is lost when B reads A's cache and C reads what B then holds, against every hop by itself.
@@ -53,6 +52,7 @@ def chain(
     B holds A's K/V outside the layers it recomputed and its own inside. Interrupted, it goes on when the same command is run
     again; a chain that is kept is not measured again.
     """
+    place = local_store(folder, "chain", pushed=False)
     from kvprofile.chain import Groups, measure_chain
     from kvprofile.report.chain import chain_document, print_chain
 
@@ -76,7 +76,7 @@ def chain(
         },
     )
     with Display() as display:
-        found = measure_chain(recipe, b, groups, folder, display)
+        found = measure_chain(recipe, b, groups, place, display)
     document = chain_document(found.header, found.table, *groups)
     if as_json:
         print_json({**document, "file": str(found.file)})

@@ -49,8 +49,8 @@ def recipe_with(recipe: str | None, options: Mapping[str, Any]) -> Recipe:
     return with_options(base, **given) if base else parse_recipe(given, Path.cwd(), "options")
 
 
-def local_store(store: str, command: str) -> Path:
-    """Returns the folder of a store that is measured into.
+def local_store(store: str, command: str, pushed: bool = True) -> Path:
+    """Returns the folder that a command measures into; `pushed` if what it makes can be copied to a store at a URL afterwards.
 
     Raises:
         BadInput: If it is a URL.
@@ -59,7 +59,8 @@ def local_store(store: str, command: str) -> Path:
     from kvprofile.resources import expanded
 
     if "://" in store:
-        raise BadInput(f"{command} works in a folder; give one with --out, then `kvprofile store push PROFILE {store}`")
+        then = f", then `kvprofile store push PROFILE {store}`" if pushed else ""
+        raise BadInput(f"{command} works in a folder; give one with --out{then}")
     return expanded(store)
 
 

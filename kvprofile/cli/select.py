@@ -60,28 +60,17 @@ def select(
     from kvprofile.limits import BOUND_METHOD, parse_loss, parse_rule
     from kvprofile.report.documents import selection_document
     from kvprofile.report.frontier import everywhere, frontier_blocks
-    from kvprofile.report.serving import decide, decided_rows, decision_document, kept_of, with_kept_starts
-    from kvprofile.runtime.store import load_profile
-    from kvprofile.store.reader import load
+    from kvprofile.report.serving import Served, decide, decided_rows, decision_document, kept_of, with_kept_starts
+    from kvprofile.runtime.store import load_usable
 
     limit, by = parse_loss(max_loss), "point" if rule == "validated" else parse_rule(rule)
     request = _request(tokens, bandwidth, latency, waiting, slo)
-    if all_tasks and split is not None:
-        raise BadInput("--all-tasks selects on all samples; give no --split")
-    if all_tasks and (task or dataset or metric):
-        raise BadInput(
-            "--all-tasks means every task and dataset by its first metric; give no --task, --dataset or --metric"
-        )
     alone = split is None and not all_tasks and confidence is None and by != "certified"
-    per_request = rule == "validated" or request != _request(None, None, None, 0, None)
-    if per_request and not alone:
-        raise BadInput(
-            f"{_PER_REQUEST} are about one request; give no --split, --all-tasks, --confidence or --rule certified"
-        )
-    if max_starts is not None and not alone:
-        raise BadInput(MAX_STARTS_ALONE)
-    whole = load(load_profile(profile).folder)
-    loaded, kept = with_kept_starts(whole, max_starts, task, dataset, metric)
+    per_request = rule == "validated" or request != Served()
+    _check_alone(alone, per_request, max_starts)
+    if all_tasks:
+        _check_all_tasks(split, task or dataset or metric)
+    loaded, kept = with_kept_starts(load_usable(profile), max_starts, task, dataset, metric)
     blocks = frontier_blocks(
         loaded, limit=limit, rule=by, split=split, task=task, dataset=dataset, metric=metric, confidence=confidence
     )
@@ -99,6 +88,29 @@ def select(
     print_json({**document, "decision": None if decision is None else decision_document(decision)})
     if rows is None:
         raise typer.Exit(1)
+
+
+def _check_all_tasks(split: float | None, only: str | None) -> None:
+    from kvprofile.errors import BadInput
+
+    if split is not None:
+        raise BadInput("--all-tasks selects on all samples; give no --split")
+    if only:
+        raise BadInput(
+            "--all-tasks means every task and dataset by its first metric; give no --task, --dataset or --metric"
+        )
+
+
+def _check_alone(alone: bool, per_request: bool, max_starts: int | None) -> None:
+    """Refuses options that hold for one block of all samples at the profile's own confidence, where something else is asked."""
+    from kvprofile.errors import BadInput
+
+    if per_request and not alone:
+        raise BadInput(
+            f"{_PER_REQUEST} are about one request; give no --split, --all-tasks, --confidence or --rule certified"
+        )
+    if max_starts is not None and not alone:
+        raise BadInput(MAX_STARTS_ALONE)
 
 
 def _request(tokens: int | None, bandwidth: str | None, latency: str | None, waiting: int, slo: str | None) -> Served:

@@ -79,7 +79,9 @@ class LayerMs(NamedTuple):
 class LayerTimes:
     """Layer times by context length; between two measured lengths they are interpolated linearly.
 
-    Attention grows faster than linearly, so that between two lengths this errs to the long side.
+    Attention grows faster than linearly, so that between two lengths each time errs to the long side. NOTE: A comparison does
+    not: full prefill recomputes more layers than a plan, so that its time is too long by more, and break-even and "faster than
+    full prefill" err in the plan's favour.
 
     Args:
         measured: By context length.
@@ -180,8 +182,11 @@ def kv_bytes_per_layer(rows: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
 def not_timed(row: Mapping[str, Any]) -> str | None:
     """Returns why the timeline cannot serve a row's plan, None if it can."""
     strategy = row["strategy"]
-    if strategy in ("full_prefill", "full_reuse") or (strategy == "layer_group" and row["start_layer"] is not None):
+    if strategy == "full_prefill":
         return None
+    if strategy == "full_reuse" or (strategy == "layer_group" and row["start_layer"] is not None):
+        known = row["kv_bytes_per_token"] is not None and row["e_bytes_per_token"] is not None
+        return None if known else "the profile does not say how many bytes it ships"
     if strategy == "layer_set":
         return "every range of a layer_set needs hidden states of its own, and the timeline ships one layer's"
     if strategy == "single_layer_reuse":
@@ -225,8 +230,8 @@ def request_at(
     if row["strategy"] == "layer_group":
         group = LayerRange(row["start_layer"], row["stop_layer"])
     reused = sum(size for layer, size in enumerate(layer_bytes) if not group.start <= layer < group.stop)
-    e_bytes = row["e_bytes_per_token"] or 0
-    if reused != (row["kv_bytes_per_token"] or 0) or e_bytes < 0:
+    e_bytes = row["e_bytes_per_token"]
+    if reused != row["kv_bytes_per_token"] or e_bytes < 0:
         raise BadInput(
             f"the bytes of a {row['strategy']} are not those of its layers; copy the profile again or sweep again"
         )

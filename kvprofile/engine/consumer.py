@@ -98,7 +98,8 @@ def consume(
         say: Called with a sentence if the sender's cache is not used.
 
     Raises:
-        BadInput: If the group is none of the receiver's, the context or the answer has no token, or the mode is unknown.
+        BadInput: If the group is none of the receiver's, the context or the answer has no token, the mode is unknown, or the
+            receiver is spread over several devices.
     """
     begun = time.monotonic()
     with closing(source):
@@ -140,6 +141,11 @@ def _check(receiver: Decoder, group: LayerRange, token_ids: Sequence[int], quest
         raise BadInput("context, suffix and answer need at least one token each")
     if mode not in MODES:
         raise BadInput(f'"{mode}" is no way to load a cache; take one of {", ".join(MODES)}')
+    places = sorted({str(place) for place in getattr(receiver.model, "hf_device_map", {}).values()})
+    if len(places) > 1:
+        raise BadInput(
+            f"the receiver is spread over {', '.join(places)}, and caches are loaded to one device; load it whole on one"
+        )
 
 
 def _answer(

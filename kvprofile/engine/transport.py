@@ -20,13 +20,13 @@ from typing import Protocol
 from kvprofile.cost.timeline import Link
 
 CHUNK_BYTES = 64 * 1024
-"""What a throttled sink hands over at once."""
+"""What a sink hands over at once."""
 
 CATCH_UP_MS = 20.0
 """How far a throttled sink may be behind its bandwidth and still make up for it: a late wake-up is not the link's."""
 
 SINK_TIMEOUT_S = 60.0
-"""How long a socket's sender waits for a receiver that does not read."""
+"""How long a socket's sender waits for a receiver to take one chunk."""
 
 _POLL_S = 0.001
 
@@ -108,7 +108,9 @@ class SocketSink:
 
     def send(self, number: int, pieces: Sequence[bytes]) -> None:
         for chunk in _paced(pieces, self._throttle):
-            self._connection.sendall(chunk)
+            self._connection.sendall(
+                chunk
+            )  # the timeout is for the whole of a call, so that one for a frame would cut slow links
 
     def close(self) -> None:
         self._connection.close()
@@ -124,8 +126,11 @@ class SocketSource:
         """Does nothing: frames follow each other."""
 
     def receive(self, into: memoryview, deadline: float) -> int:
+        left = deadline - time.monotonic()
+        if left <= 0:  # bytes that are there already would be read in any time
+            raise LinkFailed("the time is up")
         try:
-            self._connection.settimeout(max(deadline - time.monotonic(), 1e-6))
+            self._connection.settimeout(left)
             return self._connection.recv_into(into)
         except TimeoutError:
             raise LinkFailed("the time is up") from None
@@ -219,11 +224,11 @@ def _frame_file(folder: Path, number: int) -> Path:
 
 
 def _paced(pieces: Sequence[bytes], throttle: Throttle | None) -> Iterator[memoryview]:
-    """Yields the bytes in order, each chunk when its last byte has passed the link."""
+    """Yields the bytes in order and in chunks, each one when its last byte has passed the link."""
     for piece in pieces:
         view = memoryview(piece)
-        for begins in range(0, len(view), CHUNK_BYTES) if throttle else (0,):
-            chunk = view[begins : begins + CHUNK_BYTES] if throttle else view
+        for begins in range(0, len(view), CHUNK_BYTES):
+            chunk = view[begins : begins + CHUNK_BYTES]
             if throttle:
                 throttle.wait(len(chunk))
             yield chunk

@@ -151,10 +151,11 @@ def _print_differences(console: Console, block: Mapping[str, Any], layers: int) 
 
 
 def _sentence(block: Mapping[str, Any]) -> str:
-    """Returns in how many chains the difference to the sum of the hops is more than chance."""
+    """Returns in how many chains the difference to the sum of the hops is more than chance, each chain judged by itself."""
     apart, chains = sum(_is_apart(one["more_than_added"]) for one in block["chains"]), len(block["chains"])
+    alone = "each judged by itself with no allowance for their number, " if chains > 1 else ""
     return (
-        f"Beyond chance, {apart} of {chains} chain{'s' if chains > 1 else ''} lost more or less than the hops added up. "
+        f"Beyond chance, {alone}{apart} of {chains} chain{'s' if chains > 1 else ''} lost more or less than the hops added up. "
         "Use the chain's own loss: what its hops add up to is no measurement."
     )
 

@@ -44,16 +44,16 @@ class WireCost(NamedTuple):
 
     Attributes:
         row: The plan's.
-        kv_bytes: Of reused layers, to ship.
-        e_bytes: Of hidden states, to ship.
+        kv_bytes: Of reused layers, to ship; None if the profile does not say.
+        e_bytes: Of hidden states, to ship, likewise.
         first_token_ms: By mode, one for each bandwidth; None if the timeline cannot serve the plan.
         break_even: By mode, in Gbit/s, as `break_even_gbps` says; None for full prefill itself and where there are no times.
         not_known: Why there are no times.
     """
 
     row: Row
-    kv_bytes: int
-    e_bytes: int
+    kv_bytes: int | None
+    e_bytes: int | None
     first_token_ms: dict[Mode, tuple[float, ...]] | None
     break_even: dict[Mode, float | None] | None
     not_known: str | None
@@ -128,7 +128,7 @@ def median_tokens(block: Block) -> int:
 def _wire_cost(
     row: Row, layer_bytes: Sequence[int], times: LayerTimes, tokens: int, wire: Wire, modes: Sequence[Mode]
 ) -> WireCost:
-    kv_bytes, e_bytes = (tokens * (row[name] or 0) for name in ("kv_bytes_per_token", "e_bytes_per_token"))
+    kv_bytes, e_bytes = (bytes_of(row[name], tokens) for name in ("kv_bytes_per_token", "e_bytes_per_token"))
     if reason := not_timed(row):
         return WireCost(row, kv_bytes, e_bytes, None, None, reason)
     request = request_of(row, layer_bytes, times, tokens)
@@ -139,6 +139,11 @@ def _wire_cost(
     (full_ms,) = first_tokens_ms([full_prefill_request(times, tokens)], Link(GBPS), "overlapped")
     even = {mode: break_even_gbps(request, full_ms, wire.latency_ms, mode) for mode in modes}
     return WireCost(row, kv_bytes, e_bytes, first, even, None)
+
+
+def bytes_of(per_token: int | None, tokens: int | None) -> int | None:
+    """Returns the bytes of a context, None where either factor is not known."""
+    return None if per_token is None or tokens is None else per_token * tokens
 
 
 def cost_document(profile: Profile, blocks: Sequence[CostBlock], wire: Wire, mode: Mode) -> dict[str, Any]:
@@ -215,7 +220,7 @@ def _table(block: Block, costs: Sequence[WireCost], wire: Wire, mode: Mode, wide
             [
                 plan_text(cost.row),
                 number(cost.row["quality"], 3),
-                *([size(cost.kv_bytes), size(cost.e_bytes)] if wide else []),
+                *([None if count is None else size(count) for count in (cost.kv_bytes, cost.e_bytes)] if wide else []),
                 *([None] * len(wire.gbps) if first is None else map(duration_text, first[mode])),
                 None if cost.break_even is None else break_even_text(cost.break_even[mode]),
             ],

@@ -9,6 +9,7 @@ from kvprofile.analysis.choice import REFERENCE_ARMS, cheapest, cheapest_everywh
 from kvprofile.errors import BadInput, did_you_mean
 from kvprofile.layers import LayerRange, PlanKey, describe, groups, on_grid, plan_key
 from kvprofile.limits import BOUND_METHOD, LossLimit, Rule
+from kvprofile.runtime.validated import as_float
 from kvprofile.store.reader import MEASUREMENTS_FILE, Profile
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def _validated(validations: Sequence[Mapping[str, Any]], block: Block) -> dict[P
     for one in validations:
         if (one["task"], one["metric"]) == (block.task, block.metric):
             for plan in one["plans"]:
-                loss = plan["loss"]
+                loss = as_float(plan["loss"])
                 unit = f"{100 * loss:.1f}%" if plan["unit"] == "%" and loss is not None else f"{loss or 0:.1f} points"
                 said = "not known" if loss is None else f"loss {unit}"
                 found.setdefault(plan_key(plan), []).append(f"{one['dataset']} ({one['samples']} samples): {said}")

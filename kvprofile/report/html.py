@@ -21,7 +21,7 @@ from kvprofile.errors import BadInput
 from kvprofile.layers import PLAN_COLUMNS, describe_set, plan_key
 from kvprofile.limits import LossLimit, Rule
 from kvprofile.report import figures
-from kvprofile.report.cost import layer_times
+from kvprofile.report.cost import bytes_of, layer_times
 from kvprofile.report.cost_figure import wire_drawing
 from kvprofile.report.figures import Drawing
 from kvprofile.report.frontier import Block, Row, frontier_blocks, plan_text, saved
@@ -186,8 +186,8 @@ def _frontier_row(row: Row, chosen: bool) -> dict[str, Any]:
         "chosen": chosen,
         "saved": saved(row["prefill_flops"], row["full_prefill_flops"]),
         "timed": saved(row["measured_prefill_ms"], row["measured_full_prefill_ms"]),
-        "kv_bytes": (row["kv_bytes_per_token"] or 0) * (tokens or 0),
-        "e_bytes": (row["e_bytes_per_token"] or 0) * (tokens or 0),
+        "kv_bytes": bytes_of(row["kv_bytes_per_token"], tokens),
+        "e_bytes": bytes_of(row["e_bytes_per_token"], tokens),
         "beaten_by": beaten_by(row),
     }
 

@@ -16,7 +16,7 @@ from kvprofile.report.frontier import Block, Row, frontier_blocks
 from kvprofile.report.terminal import number
 from kvprofile.runtime.plan import ChosenPlan
 from kvprofile.runtime.policy import Decision, Policy, parse_policy_rule
-from kvprofile.runtime.store import from_reader
+from kvprofile.runtime.reading import from_reader
 from kvprofile.store.reader import Profile
 
 if TYPE_CHECKING:

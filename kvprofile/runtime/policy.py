@@ -7,13 +7,13 @@ from typing import Literal, NamedTuple, get_args
 
 from kvprofile.analysis.choice import by_cost, can_serve
 from kvprofile.cost.layer_times import LayerMs, kv_bytes_per_layer, not_timed, request_at
-from kvprofile.cost.timeline import Link, Mode, first_tokens_ms
+from kvprofile.cost.timeline import Link, Mode, first_tokens_ms, parse_mode
 from kvprofile.errors import BadInput, one_of
 from kvprofile.layers import LayerRange, describe
 from kvprofile.limits import LossLimit, Rule, parse_loss
 from kvprofile.runtime.plan import ChosenPlan
 from kvprofile.runtime.profile import Row, RuntimeProfile, Source
-from kvprofile.runtime.validated import why_not_validated
+from kvprofile.runtime.validated import VALIDATIONS, why_not_validated
 
 PolicyRule = Literal["point", "bound", "validated"]
 """What of a plan must be within the loss: its measured loss, its upper bound, or its measured loss both in the profile and on
@@ -58,7 +58,8 @@ class Policy(NamedTuple):
 
     Attributes:
         max_loss: Such as `1%` or `1pt`.
-        rule: What must be within it.
+        rule: What must be within it. By `validated`, a profile one of whose validations cannot be read allows no plan: it may be
+            the one that a plan failed.
         latency_target_ms: Time to the first token that is good enough, in milliseconds; None if none is set.
         task: As for `RuntimeProfile.choose`.
         dataset: Likewise.
@@ -82,6 +83,7 @@ class Policy(NamedTuple):
         """
         limit = self.max_loss if isinstance(self.max_loss, LossLimit) else parse_loss(self.max_loss)
         parse_policy_rule(self.rule)
+        parse_mode(self.loading)
         if self.latency_target_ms is not None and not self.latency_target_ms > 0:
             raise BadInput(f"a latency target of {self.latency_target_ms} ms cannot be met; give one above zero")
         source = profile.source(self.task, self.dataset, self.metric)
@@ -91,7 +93,7 @@ class Policy(NamedTuple):
         """Returns what to do with one request; `on` is faster for many.
 
         Raises:
-            BadInput: As `on`, or if `tokens` or `waiting` cannot be.
+            BadInput: As `on` and `Decider.decide`.
         """
         return self.on(profile).decide(tokens, waiting, link)
 
@@ -116,7 +118,7 @@ class Decider:
 
     def __init__(self, policy: Policy, limit: LossLimit, profile: RuntimeProfile, source: Source) -> None:
         rows = [row for row in profile.rows_of(source) if can_serve(row)]
-        reasons = [(row, _why_refused(row, limit, policy.rule, profile.validations)) for row in rows]
+        reasons = [(row, _why_refused(row, limit, policy.rule, profile)) for row in rows]
         frontier = {id(row) for row in _frontier(rows)}
         self._policy, self._limit, self._profile = policy, limit, profile
         self._layers = int(profile.rows_of(source)[0]["total_layers"])
@@ -144,7 +146,7 @@ class Decider:
             link: What the cache comes through; None if that is not known.
 
         Raises:
-            BadInput: If `tokens` or `waiting` cannot be.
+            BadInput: If `tokens` or `waiting` cannot be, or, where time decides, the link.
         """
         if tokens < 1 or waiting < 0:
             raise BadInput(
@@ -191,10 +193,11 @@ class Decider:
         late: list[tuple[float, Candidate]] = []
         for place in range(len(self.allowed) - 1, -1, -1):
             one = self.allowed[place]
-            if reason := not_timed(one.row):
-                considered.append(Considered(one.plan, one.name, None, reason))
+            try:
+                request = request_at(one.row, self._sizes, ms_of, tokens)
+            except BadInput as error:  # the timeline cannot serve it, or its bytes contradict those of other plans
+                considered.append(Considered(one.plan, one.name, None, not_timed(one.row) or str(error)))
                 continue
-            request = request_at(one.row, self._sizes, ms_of, tokens)
             ms = first_tokens_ms([request], link, self._policy.loading)[0]
             if ms <= target:
                 considered.append(Considered(one.plan, one.name, ms, None))
@@ -240,13 +243,17 @@ def _frontier(rows: Iterable[Row]) -> list[Row]:
     return found
 
 
-def _why_refused(row: Row, limit: LossLimit, rule: PolicyRule, validations: Sequence[Row]) -> str | None:
+def _why_refused(row: Row, limit: LossLimit, rule: PolicyRule, profile: RuntimeProfile) -> str | None:
     measured: Rule = "bound" if rule == "bound" else "point"
     if not limit.allows(row, measured):
         loss = row[limit.column(measured)]
         what = "upper bound of the loss" if measured == "bound" else "loss"
         return f"{what} not known" if loss is None else f"{what} {_amount(loss, limit)} above {limit}"
-    return why_not_validated(row, limit, validations) if rule == "validated" else None
+    if rule != "validated":
+        return None
+    if unread := next((name for name in profile.unread if name.startswith(VALIDATIONS)), None):
+        return f"{unread} cannot be read"
+    return why_not_validated(row, limit, profile.validations)
 
 
 def _amount(loss: float, limit: LossLimit) -> str:

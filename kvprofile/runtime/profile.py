@@ -44,9 +44,11 @@ class RuntimeProfile:
         timings: Measured milliseconds of layers by context length, as rows; empty where none were measured.
         times: The same to be asked by length, None where none were measured.
         pair: The models that it is about.
+        unread: By name, why files beside the profile could not be read; they are as if they were not there, but see
+            `Policy.rule` `validated`.
     """
 
-    __slots__ = ("_blocks", "_known", "folder", "header", "pair", "rows", "times", "timings", "validations")
+    __slots__ = ("_blocks", "_known", "folder", "header", "pair", "rows", "times", "timings", "unread", "validations")
 
     folder: Path
     header: Row
@@ -55,6 +57,7 @@ class RuntimeProfile:
     timings: tuple[Row, ...]
     times: Times | None
     pair: Pair
+    unread: Mapping[str, str]
     _known: dict[Source, tuple[Row, ...]]
     _blocks: dict[Source, dict[tuple[str, str], Staircase]]
 
@@ -66,6 +69,7 @@ class RuntimeProfile:
         validations: Iterable[Row] = (),
         timings: Iterable[Row] = (),
         times: Times | None = None,
+        unread: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         bounded = header["bounds"] == BOUND_METHOD
         known = [row if bounded else {**row, "loss_rel_upper": None, "loss_points_upper": None} for row in rows]
@@ -74,6 +78,7 @@ class RuntimeProfile:
             self._set(name, frozen(value if isinstance(value, Mapping) else list(value)))
         self._set("times", LayerTimes.from_rows(self.timings) if times is None and self.timings else times)
         self._set("pair", Pair.of(header))
+        self._set("unread", frozen(unread))
         self._set("_known", _by_source(self.rows))
         self._set("_blocks", {source: _staircases(own, self.pair) for source, own in self._known.items()})
 
@@ -125,7 +130,7 @@ class RuntimeProfile:
 
     def with_times(self, times: Times) -> RuntimeProfile:
         """Returns the same profile with times of layers that were measured elsewhere."""
-        return RuntimeProfile(self.folder, self.header, self.rows, self.validations, self.timings, times)
+        return RuntimeProfile(self.folder, self.header, self.rows, self.validations, self.timings, times, self.unread)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

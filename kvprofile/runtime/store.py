@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvprofile.errors import BadInput
@@ -14,12 +12,17 @@ from kvprofile.runtime.differences import Difference, differences
 from kvprofile.runtime.export import SUFFIX, read_export
 from kvprofile.runtime.fingerprint import UNKNOWN, Fingerprint, Pair
 from kvprofile.runtime.profile import RuntimeProfile
+from kvprofile.runtime.reading import from_reader, is_rejected, load_folder, readable, validation_files
+from kvprofile.runtime.watch import Watch
 
 if TYPE_CHECKING:
     from kvprofile.store.reader import Profile
 
 _NEAREST = 3
 _LONGEST = 200
+
+State = frozenset[tuple[str, bool, frozenset[str]]]
+"""Place, rejection and validations of every version."""
 
 
 class Question(NamedTuple):
@@ -60,10 +63,12 @@ class Found(NamedTuple):
     Attributes:
         profile: The newest profile of exactly these models that may be used; None means: do a full prefill.
         nearest: Where there is none, the profiles that come closest, at most one of a pair folder, closest first.
+        unread: Versions that could not be read, whether or not another one answered; a later `find` may read them.
     """
 
     profile: RuntimeProfile | None
     nearest: tuple[Near, ...]
+    unread: tuple[Near, ...] = ()
 
     @property
     def why(self) -> str:
@@ -81,12 +86,14 @@ class Version(NamedTuple):
         place: Its folder or URL.
         name: Such as `v0003`.
         rejected: Whether it must not be used.
+        validations: Names of the files with validations.
         fetch: Returns a folder of this machine that holds it: all of it, or at least its `profile.parquet`.
     """
 
     place: str
     name: str
     rejected: bool
+    validations: frozenset[str]
     fetch: Callable[[bool], Path]
 
 
@@ -108,7 +115,9 @@ class ProfileStore:
     ) -> Found:
         """Returns the newest usable profile of exactly these models, read whole; or none, and what differs in the nearest.
 
-        Weights, tokenizer, chat template and config of both models must be known and equal. Names count for nothing.
+        Weights, tokenizer, chat template and config of both models must be known and equal. Names count for nothing. A version
+        that cannot be read does not answer; a validation or layer times that cannot be read are left out, and the profile's
+        `unread` says so.
 
         Args:
             sender: Who writes the cache; None if that is not known.
@@ -117,76 +126,58 @@ class ProfileStore:
             dataset: That it must have for the task.
             metric: That it must have for the dataset.
             dtype: That both models must have computed in.
+
+        Raises:
+            BadInput: If the store cannot be listed.
         """
         question = Question(sender or UNKNOWN, receiver or UNKNOWN, task, dataset, metric, dtype)
         answers: list[RuntimeProfile] = []
         near: list[Near] = []
+        unread: list[Near] = []
         for versions in self._pairs():
-            found = _newest(versions, question)
-            if isinstance(found, RuntimeProfile):
-                answers.append(found)
+            seen = list(_seen(versions, question))
+            missed = [one for one in seen if isinstance(one, Near)]
+            unread += filter(_is_unread, missed)
+            if isinstance(seen[-1], RuntimeProfile):
+                answers.append(seen[-1])
             else:
-                near.append(found)
+                near.append(min(missed, key=_distance))
         newest = max(answers, key=lambda one: str(one.header["created_at"]), default=None)
-        return Found(newest, () if newest else tuple(sorted(near, key=_distance)[:_NEAREST]))
+        return Found(newest, () if newest else tuple(sorted(near, key=_distance)[:_NEAREST]), tuple(unread))
 
     def watch(self, **question: Any) -> Watch:
-        """Returns the answer to `find` with the same arguments, which `refresh` brings up to date."""
-        return Watch(self, question)
-
-    def state(self) -> frozenset[tuple[str, bool]]:
-        """Returns which versions there are and whether they are rejected: what an answer depends on. Opens no file."""
-        return frozenset((one.place, one.rejected) for pair in self._pairs() for one in pair)
-
-    def _pairs(self) -> Iterator[list[Version]]:
-        """Yields the versions of each pair, newest first."""
-        from kvprofile.store.reader import is_url, pairs, versions
-
-        if is_url(self.path):
-            yield from _remote_pairs(str(self.path))
-            return
-        for pair in pairs(Path(self.path)):
-            if found := versions(pair):  # none where they were all removed a moment ago
-                yield [_local(folder) for _, folder in reversed(found)]
-
-
-class Watch:
-    """A store's answer, kept current: `found` costs nothing and may be read by any thread, `refresh` looks at the store.
-
-    Attributes:
-        question: The arguments of `ProfileStore.find`.
-    """
-
-    def __init__(self, store: ProfileStore, question: Mapping[str, Any]) -> None:
-        self.question: Mapping[str, Any] = MappingProxyType(dict(question))
-        self._store = store
-        self._lock = threading.Lock()
-        # Looked at before the search: what is published meanwhile is then found by the next refresh.
-        self._state = store.state()
-        self._found = store.find(**self.question)
-
-    @property
-    def found(self) -> Found:
-        """The last answer. A profile that was taken from it goes on to work when a newer one is there."""
-        return self._found
-
-    def refresh(self) -> bool:
-        """Looks whether versions came, went or were rejected, and only then reads; returns whether the answer changed.
+        """Returns the answer to `find` with the same arguments, which `refresh` brings up to date.
 
         Raises:
-            OSError: If the store cannot be listed; the last answer stays.
+            BadInput: If the store cannot be listed.
         """
-        with self._lock:
-            state = self._store.state()
-            if state == self._state:
-                return False
-            found = self._store.find(**self.question)
-            before = self._found
-            same = (found.profile and found.profile.folder) == (before.profile and before.profile.folder)
-            if not same or found.profile is None:
-                self._found = found
-            self._state = state
-            return self._found != before
+        return Watch(self, question)
+
+    def state(self) -> State:
+        """Returns what an answer depends on: which versions there are, whether they are rejected, what validated them.
+
+        Reads no table: it lists, and opens at most what says that a version is rejected.
+
+        Raises:
+            BadInput: If the store cannot be listed.
+        """
+        return frozenset((one.place, one.rejected, one.validations) for pair in self._pairs() for one in pair)
+
+    def _pairs(self) -> list[list[Version]]:
+        """Returns the versions of each pair, newest first.
+
+        Raises:
+            BadInput: If the store cannot be listed.
+        """
+        from kvprofile.store.reader import is_url, pairs, versions
+
+        try:
+            if is_url(self.path):
+                return list(_remote_pairs(str(self.path)))
+            held = [versions(pair) for pair in pairs(Path(self.path))]
+            return [[_local(folder) for _, folder in reversed(found)] for found in held if found]
+        except OSError as error:  # also where something is pruned at this moment
+            raise BadInput(f"{self.path} cannot be listed ({error}); look again, or check its rights") from error
 
 
 def load_profile(path: str | Path) -> RuntimeProfile:
@@ -196,71 +187,60 @@ def load_profile(path: str | Path) -> RuntimeProfile:
     `ProfileStore.find`.
 
     Raises:
-        BadInput: If there is none, it is rejected, or its file is truncated, foreign, changed, or made by a newer kvprofile.
+        BadInput: If there is none, it is rejected, or one of its files, validations among them, is truncated, foreign, changed,
+            or made by a newer kvprofile.
     """
     file = expanded(path)
     if file.suffix == SUFFIX and file.is_file():
         return read_export(file)
+    return from_reader(load_usable(path))
+
+
+def load_usable(path: str | Path) -> Profile:
+    """Returns the whole profile, as `kvprofile.store` reads it, that a path means and a runtime may use.
+
+    Raises:
+        BadInput: If there is none, it is rejected, or its file is truncated, foreign, changed, or made by a newer kvprofile.
+    """
     from kvprofile.store.reader import resolve
 
     folder = resolve(path)
     if is_rejected(folder):
         raise BadInput(f"{folder} was rejected and must not be used; sweep again or give another version")
-    return _load(folder)
-
-
-def from_reader(profile: Profile) -> RuntimeProfile:
-    """Returns what a runtime takes of a profile that was read as a whole."""
-    table = profile.timings()
-    timings = [] if table is None else table.to_pylist()
-    return RuntimeProfile(profile.folder, profile.header, profile.rows.to_pylist(), profile.validations(), timings)
-
-
-def is_rejected(folder: Path) -> bool:
-    """Returns whether somebody said that a version must not be used."""
-    from kvprofile.store.reader import rejection
-
-    return rejection(folder) is not None
-
-
-def _load(folder: Path) -> RuntimeProfile:
-    from kvprofile.store.reader import MEASUREMENTS_FILE, load, read_header
-
-    profile = load(folder)
-    measurements = folder / MEASUREMENTS_FILE
-    if measurements.is_file() and read_header(measurements) != profile.header:
-        raise BadInput(f"{folder} has two headers that differ, so one was changed; copy it again or sweep again")
-    return from_reader(profile)
+    return load_folder(folder)
 
 
 def _local(folder: Path) -> Version:
-    return Version(str(folder), folder.name, is_rejected(folder), lambda whole: folder)
+    validations = frozenset(file.name for file in validation_files(folder))
+    return Version(str(folder), folder.name, is_rejected(folder), validations, lambda whole: folder)
 
 
 def _remote_pairs(url: str) -> Iterator[list[Version]]:
-    from kvprofile.store.reader import PROFILE_FILE, REJECTED_FILE
+    from kvprofile.store.manifest import ACCEPTED_FILE
+    from kvprofile.store.reader import PROFILE_FILE, REJECTED_FILE, VALIDATIONS_FOLDER
     from kvprofile.store.remote import Listing, RemoteVersion, fetch
     from kvprofile.store.remote_files import Remote
 
     def made(version: RemoteVersion) -> Version:
         name = version.name.rpartition("/")[2]
-        rejected = REJECTED_FILE in version.files
-        return Version(version.url, name, rejected, lambda whole: fetch(version, None if whole else (PROFILE_FILE,)))
+        rejected = REJECTED_FILE in version.files and ACCEPTED_FILE not in version.files
+        validations = frozenset(file for file in version.files if file.startswith(f"{VALIDATIONS_FOLDER}/"))
+        only = (PROFILE_FILE,)
+        return Version(version.url, name, rejected, validations, lambda whole: fetch(version, None if whole else only))
 
     listing = Listing(Remote(url))
     for pair in listing.pairs:
         yield [made(version) for version in reversed(listing.published(pair))]
 
 
-def _newest(versions: list[Version], question: Question) -> RuntimeProfile | Near:
-    """Returns the first of a pair's versions, newest first, that answers; else the one that comes closest."""
-    near: list[Near] = []
+def _seen(versions: list[Version], question: Question) -> Iterator[RuntimeProfile | Near]:
+    """Yields what each of a pair's versions, newest first, says, up to the first that answers."""
     for version in versions:
         found = _compare(version, question)
         if isinstance(found, RuntimeProfile):
-            return found
-        near.append(Near(version.place, tuple(found)))
-    return min(near, key=_distance)
+            yield found
+            return
+        yield Near(version.place, tuple(found))
 
 
 def _compare(version: Version, question: Question) -> RuntimeProfile | list[Difference]:
@@ -277,7 +257,7 @@ def _compare(version: Version, question: Question) -> RuntimeProfile | list[Diff
             found.append(Difference("rejected", f"{version.name} was rejected"))
         if found:
             return found
-        profile = _load(version.fetch(True))
+        profile = readable(load_folder(version.fetch(True)))
         return _lacking(profile, question) or profile
     except (BadInput, OSError) as error:
         return [Difference("file", str(error))]
@@ -294,5 +274,9 @@ def _lacking(profile: RuntimeProfile, question: Question) -> list[Difference]:
     return []
 
 
+def _is_unread(near: Near) -> bool:
+    return any(one.what == "file" for one in near.differences)
+
+
 def _distance(near: Near) -> tuple[bool, int]:
-    return any(one.what == "file" for one in near.differences), len(near.differences)
+    return _is_unread(near), len(near.differences)

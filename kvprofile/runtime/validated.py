@@ -10,6 +10,9 @@ from kvprofile.limits import LossLimit
 
 Row = Mapping[str, Any]
 
+VALIDATIONS = "validations/"
+"""How names of files with validations begin."""
+
 
 def why_not_validated(row: Row, limit: LossLimit, validations: Sequence[Row]) -> str | None:
     """Returns why a plan does not count as validated, None if it does.
@@ -38,7 +41,15 @@ def why_not_validated(row: Row, limit: LossLimit, validations: Sequence[Row]) ->
 
 def _losses(plan: Row) -> dict[str, float | None]:
     """Returns both losses on the fresh data, named as in a profile; a validation tells only one of them."""
-    quality, full = plan["quality"], plan["baseline_quality"]
+    quality, full = as_float(plan["quality"]), as_float(plan["baseline_quality"])
     if quality is None or full is None:
         return {"loss_rel": None, "loss_points": None}
     return {"loss_rel": 1 - quality / full if full > 0 else None, "loss_points": 100 * (full - quality)}
+
+
+def as_float(number: float | None) -> float | None:
+    """Returns a number of a file as a float, None for None and for an integer that no float holds."""
+    try:
+        return None if number is None else float(number)
+    except OverflowError:
+        return None

@@ -19,7 +19,7 @@ from kvprofile.errors import BadInput
 from kvprofile.layers import layer_params, set_params
 from kvprofile.report.cost import Wire, cost_blocks, print_costs
 from kvprofile.store.reader import load
-from tests.profile_factory import add_timings, layer_timings, publish_profile
+from tests.profile_factory import add_timings, change_rows, layer_timings, publish_profile
 
 HOSTILE = "[red]x[/red]\x1b[2J"
 READ = 6 * 0.5 + 0.25
@@ -169,6 +169,20 @@ def test_plans_that_cannot_be_timed_say_why(folder: Path, strategy: str, params:
     assert reason in plan["not_known"]
     assert plan["kv_bytes"] == 4 * 256 * 100
     assert reason in run("cost", folder).output
+
+
+@pytest.mark.parametrize("name", ["kv_bytes_per_token", "e_bytes_per_token"])
+def test_bytes_that_are_not_known_are_not_zero(folder: Path, name: str) -> None:
+    change_rows(folder, lambda row: row.update({name: None} if row["start_layer"] == 2 else {}))
+    plans = document(folder)["blocks"][0]["contexts"][0]["plans"]
+    unknown = [plan for plan in plans if plan["start_layer"] == 2]
+    assert len(unknown) == 2
+    for plan in unknown:
+        assert plan[name.removesuffix("_per_token")] is None
+        assert plan["modelled_first_token_ms"] is None
+        assert plan["not_known"] == "the profile does not say how many bytes it ships"
+    output = run("cost", folder).output
+    assert re.search(r"^layers 2–3 \(2 of 6\) .* – ", output, re.MULTILINE)
 
 
 def test_hostile_names_are_printed_as_text(tmp_path: Path) -> None:

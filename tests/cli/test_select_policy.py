@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
 
 from kvprofile.cli import app
+from kvprofile.cost.layer_times import LayerMs
 from kvprofile.report import serving
 from kvprofile.runtime import RuntimeProfile, load_profile
-from kvprofile.store.reader import Profile, load
-from kvprofile.store.schema import MEASUREMENTS
-from kvprofile.store.writer import write_table
-from tests.profile_factory import measurements, publish_profile
+from kvprofile.store import reader
+from kvprofile.store.reader import Profile
+from tests.profile_factory import add_validation, publish_profile
 
 
 def run(*words: object) -> Result:
@@ -36,8 +34,8 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Timed:
     """A layer takes 10 ms to recompute and 1 ms to read, at any length."""
 
-    def at(self, tokens: int) -> tuple[Sequence[float], Sequence[float], float]:
-        return [10.0] * 6, [1.0] * 6, 0.0
+    def at(self, tokens: int) -> LayerMs:
+        return LayerMs((10.0,) * 6, (1.0,) * 6, 0.0)
 
 
 @pytest.fixture(name="timed")
@@ -104,22 +102,28 @@ def test_validated_needs_a_validation_that_held(tmp_path: Path) -> None:
     assert {"plan": "layers 2–3 (2 of 6)", "why_not": "not validated"}.items() <= found["decision"]["considered"][
         2
     ].items()
-    plan = {
-        **{"plan": "layers 2–3 (2 of 6)", "strategy": "layer_group", "start_layer": 2, "stop_layer": 4, "params": None},
-        **{"recompute_fraction": 1 / 3, "unit": "%", "promised_at_most": 0.05, "profiled_loss": 0.0, "loss": 0.0},
-        **{"loss_lower": 0.0, "loss_upper": 0.1, "quality": 0.5, "baseline_quality": 0.5, "beaten_by": []},
-        **{"held": True, "bounded": False, "beyond_chance": False},
-    }
-    said = {
-        **{"task": "qa", "dataset": "musique", "metric": "f1", "created_at": "2026-02-01T00:00:00Z", "samples": 8},
-        **{"overlap_left_out": 0, "max_loss": "5%", "confidence": 0.95, "full_prefill_quality": 0.5, "plans": [plan]},
-    }
-    (folder / "validations").mkdir()
-    table = pa.Table.from_pylist(measurements(samples=2, sources=[("qa", "musique")]), schema=MEASUREMENTS)
-    write_table(table, folder / "validations" / "musique-0001.parquet", {**load(folder).header, "validation": said})
+    add_validation(folder)
     found = document("select", folder, "--max-loss", "5%", "--rule", "validated")
     assert found["plan"] == "layers 2–3 (2 of 6)"
     assert found["validated_on_fresh_data"] == ["musique (8 samples): loss 0.0%"]
+
+
+def test_it_reads_the_profile_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    load, make = reader.load, RuntimeProfile.__init__
+
+    def counted_load(path: Any) -> Profile:
+        calls.append("load")
+        return load(path)
+
+    def counted_make(*words: Any, **named: Any) -> None:
+        calls.append("make")
+        make(*words, **named)
+
+    monkeypatch.setattr(reader, "load", counted_load)
+    monkeypatch.setattr(RuntimeProfile, "__init__", counted_make)
+    assert run("select", folder, "--max-loss", "5%").exit_code == 0
+    assert calls == ["load", "make"]
 
 
 def test_a_rejected_version_is_not_selected_from(tmp_path: Path) -> None:

@@ -170,6 +170,9 @@ def test_a_plans_request() -> None:
         (row("single_layer_reuse", params=layer_params(2)), "diagnostic"),
         (row("sender_alone"), "does not know what sender_alone"),
         (row("layer_group"), "does not know"),
+        (row("layer_group", 1, 2, kv_bytes_per_token=None), "does not say how many bytes"),
+        (row("layer_group", 1, 2, e_bytes_per_token=None), "does not say how many bytes"),
+        (row("full_reuse", e_bytes_per_token=None), "does not say how many bytes"),
     ],
 )
 def test_what_the_timeline_cannot_serve_is_refused_with_the_reason(plan: dict[str, Any], reason: str) -> None:

@@ -92,7 +92,7 @@ def simulated(all_requests: list[Request], latency: int, mode: Mode) -> list[flo
                     left[place].pop(0)
                     went_on = True
         for place, queue in enumerate(queues):
-            if queue and all(name in done for name in queue[0].after) and not worked[place]:
+            if queue and all(name in done for name in queue[0].after):
                 left[place][0] -= 1
                 worked[place] = True
         now += 1

@@ -283,3 +283,17 @@ def test_a_layer_is_not_read_before_its_context_is_there() -> None:
 
 def _hooks(decoder: Decoder) -> int:
     return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in decoder.model.modules())
+
+
+@pytest.mark.parametrize("places", [{"model.embed_tokens": 0, "model.layers": 1}, {"a": "cpu", "b": "disk"}])
+def test_a_receiver_on_several_devices_is_refused(places: dict[str, Any]) -> None:
+    receiver = tiny_decoder()
+    receiver.model.hf_device_map = places
+    with sending([]) as link, pytest.raises(BadInput, match="the receiver is spread over"):
+        consume(receiver, CONTEXT, QUESTION, GROUPS[2], SENDER, link.source)
+
+
+def test_a_receiver_on_one_device_by_a_map_is_served() -> None:
+    receiver, theirs = tiny_decoder(seed=2), capture(tiny_decoder(seed=1), CONTEXT)
+    receiver.model.hf_device_map = {"model": "cpu", "lm_head": "cpu"}
+    assert over_socket(receiver, theirs, GROUPS[2], "overlapped").fallback is None

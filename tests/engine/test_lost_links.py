@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from kvprofile.engine.consumer import consume, ship
-from kvprofile.engine.transport import FolderSink, FolderSource, SocketSink
+from kvprofile.engine.transport import (
+    CHUNK_BYTES,
+    SINK_TIMEOUT_S,
+    FolderSink,
+    FolderSource,
+    LinkFailed,
+    SocketSink,
+    SocketSource,
+)
 from tests.engine.links import (
     CONTEXT,
     GROUP,
@@ -168,3 +178,34 @@ def test_a_sender_learns_that_its_receiver_has_gone() -> None:
     with Sending(send) as link:
         consume(receiver(), CONTEXT, QUESTION, GROUP, "00" * 32, link.source)
     assert raised
+
+
+def test_what_comes_after_the_deadline_is_not_read() -> None:
+    theirs_, ours = socket.socketpair()
+    with theirs_, closing(SocketSource(ours)) as source:
+        theirs_.sendall(b"in time")
+        into = memoryview(bytearray(2))
+        assert source.receive(into, time.monotonic() + 10) == 2
+        with pytest.raises(LinkFailed, match="the time is up"):
+            source.receive(into, time.monotonic() - 0.001)
+
+
+def test_the_timeout_of_a_sender_is_for_a_chunk() -> None:
+    """`sendall` counts the time of a whole call: one call for a frame would cut a slow link that works."""
+
+    class Connection:
+        family = socket.AF_UNIX
+
+        def __init__(self) -> None:
+            self.sent: list[bytes] = []
+
+        def settimeout(self, seconds: float) -> None:
+            assert seconds == SINK_TIMEOUT_S
+
+        def sendall(self, chunk: memoryview) -> None:
+            self.sent.append(bytes(chunk))
+
+    connection, frame = Connection(), os.urandom(3 * CHUNK_BYTES + 5)
+    SocketSink(connection).send(0, [b"head", frame])  # type: ignore[arg-type]
+    assert b"".join(connection.sent) == b"head" + frame
+    assert max(map(len, connection.sent)) == CHUNK_BYTES

@@ -9,13 +9,24 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from kvprofile.analysis.chain import FULL, FULL_REUSE, MIDDLE_FULL, NO_CONTEXT, Arm, chain, direct, first_hop, last_hop
+from kvprofile.analysis.chain import (
+    FULL,
+    FULL_REUSE,
+    MIDDLE_FULL,
+    NO_CONTEXT,
+    Arm,
+    arms,
+    chain,
+    direct,
+    first_hop,
+    last_hop,
+)
 from kvprofile.errors import BadInput
 from kvprofile.layers import PLAN_COLUMNS, LayerRange
 from kvprofile.report.chain import chain_document, print_chain
 from kvprofile.store.schema import MEASUREMENTS
 
-FIRST, SECOND = LayerRange(0, 2), LayerRange(1, 3)
+FIRST, SECOND, THIRD = LayerRange(0, 2), LayerRange(1, 3), LayerRange(2, 3)
 SCORES: dict[Arm, list[float | None]] = {
     FULL: [1.0, 0.8, 0.6, 0.8],
     NO_CONTEXT: [0.0, 0.0, 0.0, 0.0],
@@ -57,15 +68,15 @@ def block(scores: dict[Arm, list[float | None]]) -> dict[str, Any]:
 
 
 def test_losses_are_against_the_full_prefill_of_the_model_that_answers() -> None:
-    arms = {(one["path"], one["strategy"]): one for one in block(SCORES)["arms"]}
-    baselines = {path: one["baseline_quality"] for path, one in arms.items()}
-    assert baselines == {key: pytest.approx(0.55 if key[0].endswith("B") else 0.8) for key in arms}
-    assert arms["A→B", "layer_group"]["loss_points"] == pytest.approx(10)
-    assert arms["A→C", "layer_group"]["loss_points"] == pytest.approx(10)
-    assert arms["B→C", "layer_group"]["loss_points"] == pytest.approx(10)
-    assert arms["A→B→C", "chain"]["loss_points"] == pytest.approx(40)
-    assert arms["A→B→C", "chain"]["loss_rel"] == pytest.approx(0.5)
-    for own in (arms["B", "full_prefill"], arms["C", "full_prefill"]):
+    shown = {(one["path"], one["strategy"]): one for one in block(SCORES)["arms"]}
+    baselines = {path: one["baseline_quality"] for path, one in shown.items()}
+    assert baselines == {key: pytest.approx(0.55 if key[0].endswith("B") else 0.8) for key in shown}
+    assert shown["A→B", "layer_group"]["loss_points"] == pytest.approx(10)
+    assert shown["A→C", "layer_group"]["loss_points"] == pytest.approx(10)
+    assert shown["B→C", "layer_group"]["loss_points"] == pytest.approx(10)
+    assert shown["A→B→C", "chain"]["loss_points"] == pytest.approx(40)
+    assert shown["A→B→C", "chain"]["loss_rel"] == pytest.approx(0.5)
+    for own in (shown["B", "full_prefill"], shown["C", "full_prefill"]):
         assert (own["loss_points"], own["loss_points_lower"], own["loss_points_upper"]) == (0, 0, 0)
 
 
@@ -112,6 +123,15 @@ def test_a_difference_beyond_chance_is_counted(held: float) -> None:
     print_chain(console, chain_document(HEADER, table(many), [FIRST], [SECOND]))
     assert isinstance(console.file, io.StringIO)
     assert "Beyond chance, 1 of 1 chain lost" in console.file.getvalue()
+
+
+def test_of_several_chains_it_says_that_each_is_judged_by_itself() -> None:
+    many: dict[Arm, list[float | None]] = {arm: [0.5] * 60 for arm in arms([FIRST], [SECOND, THIRD])}
+    many[chain(FIRST, SECOND)] = [0.0] * 60
+    console = Console(file=io.StringIO(), width=200)
+    print_chain(console, chain_document(HEADER, table(many), [FIRST], [SECOND, THIRD]))
+    assert isinstance(console.file, io.StringIO)
+    assert "each judged by itself with no allowance for their number, 1 of 2 chains lost" in console.file.getvalue()
 
 
 def test_without_a_baseline_there_is_nothing_to_tell() -> None:

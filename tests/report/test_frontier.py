@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from kvprofile.errors import BadInput
+from kvprofile.layers import PLAN_COLUMNS
 from kvprofile.limits import parse_loss
 from kvprofile.report.documents import plan_document
-from kvprofile.report.frontier import frontier_blocks, plan_text
+from kvprofile.report.frontier import _validated, frontier_blocks, plan_text
 from kvprofile.store.reader import Profile, load
 from tests.profile_factory import fail, measurements, publish_profile
 
@@ -103,3 +104,11 @@ def test_measured_and_modelled_savings_stay_apart(profile: Profile) -> None:
     assert (reuse["modelled_prefill_saved"], reuse["measured_prefill_saved"]) == (1.0, 1.0)
     assert group["modelled_prefill_saved"] == pytest.approx(5 / 6)
     assert group["measured_prefill_saved"] is None
+
+
+@pytest.mark.parametrize("unit", ["%", "pt"])
+def test_a_validated_loss_that_no_float_holds_is_not_known(tmp_path: Path, unit: str) -> None:
+    (block,) = frontier_blocks(load(publish_profile(tmp_path, samples=2)))
+    plan = {**dict.fromkeys(PLAN_COLUMNS), "strategy": "full_reuse", "unit": unit, "loss": 10**400}
+    said = {"task": "qa", "metric": block.metric, "dataset": "fresh", "samples": 3, "plans": [plan]}
+    assert list(_validated([said], block).values()) == [["fresh (3 samples): not known"]]

@@ -17,7 +17,14 @@ from kvprofile.cli import app
 from kvprofile.limits import parse_loss
 from kvprofile.report.html import report_html
 from kvprofile.store.reader import load
-from tests.profile_factory import add_sensitivity, add_timings, layer_timings, measurements, publish_profile
+from tests.profile_factory import (
+    add_sensitivity,
+    add_timings,
+    change_rows,
+    layer_timings,
+    measurements,
+    publish_profile,
+)
 
 HOSTILE = "<script>alert('x')</script> $\\alpha$ \u202e\x1b[31m & \"quoted\" " + "漢" * 200
 
@@ -48,6 +55,17 @@ class Tags(HTMLParser):
 
 def report(folder: Path, limit: str = "5%") -> str:
     return report_html(load(folder), parse_loss(limit), "point")
+
+
+@pytest.mark.parametrize("name", ["kv_bytes_per_token", "context_tokens_median"])
+def test_bytes_that_are_not_known_are_a_dash(tmp_path: Path, name: str) -> None:
+    folder = publish_profile(tmp_path)
+    (row,) = re.findall(r'<tr class="chosen">.*?</tr>', report(folder))
+    assert '<td class="n">102.4 kB</td>' in row
+    change_rows(folder, lambda row: row.update({name: None}))
+    (row,) = re.findall(r'<tr class="chosen">.*?</tr>', report(folder))
+    assert "102.4 kB" not in row
+    assert ">0 B<" not in row
 
 
 def test_it_says_what_pareto_says(tmp_path: Path) -> None:

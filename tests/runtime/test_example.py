@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ast
 import json
+import runpy
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.profile_factory import header, publish_profile
+from kvprofile.runtime import Fingerprint, ProfileStore
+from kvprofile.store import reader
+from tests.profile_factory import add_timings, header, layer_timings, publish_profile
 
 SERVER = Path(__file__).parents[2] / "examples" / "server.py"
 
@@ -35,6 +40,56 @@ def test_it_serves_by_a_profile_of_its_models(tmp_path: Path, check: Path) -> No
     assert said[3] == "fewest recomputed layers: 3 waiting"
     assert said[2] == said[4]
     assert said[2].startswith("kvprofile-approximate-v1-")
+
+
+def test_it_takes_what_is_in_time(tmp_path: Path, check: Path) -> None:
+    slow = [
+        {**row, "recompute_ms": row["recompute_ms"] and 20 * row["recompute_ms"]}
+        for row in layer_timings(lengths=(500, 2000))
+    ]
+    add_timings(publish_profile(tmp_path / "store", samples=300), slow)
+    said = run(tmp_path / "store", check)
+    assert said[1] == "best quality within 500 ms: 403 ms"
+    assert said[3] == "fewest recomputed layers: 3 waiting"
+    add_timings(tmp_path / "store" / "receiver__from__sender" / "v0001", layer_timings(lengths=(500, 2000)))
+    said = run(tmp_path / "store", check)
+    assert said[1] == "full prefill: it takes 63 ms of 500 ms, and nothing waits"
+    assert said[2].startswith("kvprofile-exact-v1-")
+
+
+def test_it_prefills_where_the_policy_is_not_enough(tmp_path: Path, check: Path) -> None:
+    publish_profile(tmp_path / "store", samples=2, sources=[("qa", "a"), ("qa", "b")])
+    said = run(tmp_path / "store", check)
+    assert said[1] == "full prefill: the profile has several values of dataset; choose one of a, b"
+    assert said[2].startswith("kvprofile-exact-v1-")
+
+
+def test_it_keeps_current_through_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = runpy.run_path(str(SERVER))
+    publish_profile(tmp_path, samples=2)
+    pair = {role: Fingerprint.of(header()[role]) for role in ("sender", "receiver")}
+    watch, stop, failed = ProfileStore(tmp_path).watch(**pair), threading.Event(), threading.Event()
+    pairs = reader.pairs
+
+    def fail_once(store: Path) -> list[Path]:
+        if failed.is_set():
+            return pairs(store)
+        failed.set()
+        raise PermissionError("not just now")
+
+    monkeypatch.setattr(reader, "pairs", fail_once)
+    refresher = threading.Thread(target=server["keep_current"], args=(watch, 0.01, stop))
+    refresher.start()
+    try:
+        assert failed.wait(30)
+        second = publish_profile(tmp_path, samples=2)
+        until = time.monotonic() + 30
+        while watch.found.profile.folder != second and refresher.is_alive() and time.monotonic() < until:
+            time.sleep(0.01)
+    finally:
+        stop.set()
+        refresher.join()
+    assert watch.found.profile.folder == second
 
 
 def test_it_prefills_for_models_that_were_not_measured(tmp_path: Path, check: Path) -> None:

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from kvprofile.runtime import load_profile
 from kvprofile.runtime.export import export_text
 from tests.profile_factory import publish_profile
@@ -36,6 +38,7 @@ def test_parquet_takes_pyarrow_and_an_export_nothing(tmp_path: Path) -> None:
     assert loaded(choose.format(str(folder))) <= {"pyarrow", "numpy"}, "pyarrow takes numpy where it is installed"
 
 
+@pytest.mark.slow
 def test_importing_takes_little_longer_than_starting() -> None:
     def median_ms(program: str) -> float:
         taken = []

@@ -207,6 +207,8 @@ def validation(dataset: str = "fresh", **changes: Any) -> dict[str, Any]:
         ([validation(quality=0.5)], "lost more than 10% in the validation on fresh"),
         ([validation(quality=None)], "lost more than 10% in the validation on fresh"),
         ([validation(baseline_quality=0.0, quality=0.0)], "lost more than 10% in the validation on fresh"),
+        ([validation(quality=10**400)], "lost more than 10% in the validation on fresh"),
+        ([validation(baseline_quality=10**400)], "lost more than 10% in the validation on fresh"),
         ([validation(start_layer=1)], "not validated"),
         ([validation(params="{}")], "not validated"),
         ([{**validation(), "task": "code"}], "not validated"),
@@ -252,6 +254,7 @@ def test_the_first_candidate_is_the_cheapest_plan(seed: int, rule: Any) -> None:
     [
         (Policy("10%", rule="certified"), (500, 0, FAST), "no policy rule"),  # type: ignore[arg-type]
         (Policy("10%", rule="bounds"), (500, 0, FAST), 'did you mean "bound"'),  # type: ignore[arg-type]
+        (Policy("10%", loading="overlaped"), (500, 0, FAST), 'did you mean "overlapped"'),  # type: ignore[arg-type]
         (Policy("10"), (500, 0, FAST), "no unit"),
         (Policy("10%", latency_target_ms=0), (500, 0, FAST), "latency target"),
         (Policy("10%", latency_target_ms=float("nan")), (500, 0, FAST), "latency target"),
@@ -274,6 +277,21 @@ def test_plans_whose_time_is_not_modelled_are_not_timed() -> None:
     assert group(decision) == (2, 6)
     assert said(decision)["layer_set"] == not_timed(odd)
     assert parse_loss("10%").allows(odd)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kv_bytes_per_token": 201}, "the bytes of a layer_group are not those of its layers"),
+        ({"kv_bytes_per_token": None}, "does not say how many bytes it ships"),
+        ({"e_bytes_per_token": None}, "does not say how many bytes it ships"),
+    ],
+)
+def test_a_plan_whose_bytes_cannot_be_is_passed_over(change: dict[str, Any], words: str) -> None:
+    rows = [{**one, **change} if one["start_layer"] == 1 else one for one in ROWS]
+    decision = Policy("10%", latency_target_ms=61).decide(profile(rows), 500, link=FAST)
+    assert group(decision) == (2, 6)
+    assert words in str(said(decision)["layers 1–8 (8 of 10)"])
 
 
 def test_times_of_a_profile_decide(tmp_path: Path) -> None:

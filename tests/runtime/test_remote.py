@@ -10,7 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from kvprofile.runtime import Fingerprint, ProfileStore
+from kvprofile.runtime import BadInput, Fingerprint, ProfileStore
 from kvprofile.store.transfer import push
 from tests.profile_factory import header, publish_profile
 
@@ -45,6 +45,32 @@ def test_a_remote_store_is_found_in_and_watched(tmp_path: Path, url: str) -> Non
     assert found.why == f"{url}/receiver__from__sender/v0002: the sender's config changed since v0002"
     copied = {path.name for path in (tmp_path / "cache").rglob("v0002/*")}
     assert copied == {"profile.parquet", "manifest.json"}
+
+
+def test_a_rejected_version_may_be_accepted(tmp_path: Path, url: str) -> None:
+    folder = publish_profile(tmp_path, samples=2, granularity=(3,))
+    (folder / "rejected.json").write_text("{}")
+    push(str(folder), url)
+    assert "was rejected" in ProfileStore(url).find(**PAIR).why
+    MEMORY.pipe_file(f"{url}/receiver__from__sender/v0001/accepted", b"")
+    assert ProfileStore(url).find(**PAIR).profile is not None
+
+
+def test_a_store_that_cannot_be_reached_raises_and_keeps_the_answer(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = ProfileStore(url).watch(**PAIR)
+
+    def gone(*_: object, **__: object) -> None:
+        raise ConnectionError("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(MEMORY), "find", gone)
+        with pytest.raises(BadInput, match="cannot be used"):
+            watch.refresh()
+    push(str(publish_profile(tmp_path, samples=2, granularity=(3,))), url)
+    assert watch.refresh()
+    assert watch.found.profile is not None
 
 
 def test_a_remote_store_costs_no_torch() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvprofile.runtime import Fingerprint, ProfileStore, RuntimeProfile
+from kvprofile.runtime import BadInput, Fingerprint, Policy, ProfileStore, RuntimeProfile, load_profile
 from kvprofile.runtime import store as module
-from tests.profile_factory import header, measurements, publish_profile
+from kvprofile.store import reader
+from tests.profile_factory import add_timings, add_validation, header, measurements, publish_profile
 
 PAIR = {role: Fingerprint.of(header()[role]) for role in ("sender", "receiver")}
 
@@ -95,6 +96,106 @@ def test_nothing_is_read_while_nothing_changes(tmp_path: Path, monkeypatch: pyte
     publish(tmp_path)
     with pytest.raises(AssertionError, match="was read"):
         watch.refresh()
+
+
+def test_an_error_that_passes_is_not_kept(tmp_path: Path) -> None:
+    first = publish(tmp_path)
+    watch = ProfileStore(tmp_path).watch(**PAIR)
+    second = publish(tmp_path)
+    whole = (second / "profile.parquet").read_bytes()
+    (second / "profile.parquet").write_bytes(whole[:100])
+    assert watch.refresh()
+    assert folder(watch.found.profile) == first, "the older one answers meanwhile"
+    assert [one.place for one in watch.found.unread] == [str(second)]
+    assert not watch.refresh(), "the same answer again"
+    (second / "profile.parquet").write_bytes(whole)
+    assert watch.refresh()
+    assert folder(watch.found.profile) == second
+    assert watch.found.unread == ()
+
+
+def test_an_error_at_the_first_look_is_not_kept(tmp_path: Path) -> None:
+    published = publish(tmp_path)
+    whole = (published / "profile.parquet").read_bytes()
+    (published / "profile.parquet").write_bytes(whole[:100])
+    watch = ProfileStore(tmp_path).watch(**PAIR)
+    assert "truncated" in watch.found.why
+    (published / "profile.parquet").write_bytes(whole)
+    assert watch.refresh()
+    assert folder(watch.found.profile) == published
+
+
+def test_a_later_validation_is_seen(tmp_path: Path) -> None:
+    policy = Policy("5%", rule="validated")
+    published = publish(tmp_path)
+    watch = ProfileStore(tmp_path).watch(**PAIR)
+
+    def plan() -> Any:
+        assert watch.found.profile is not None
+        return policy.decide(watch.found.profile, 100).plan
+
+    assert plan() is None
+    file = add_validation(published, strategy="full_reuse", start_layer=None, stop_layer=None)
+    assert watch.refresh()
+    assert plan().strategy == "full_reuse"
+    assert not watch.refresh()
+    file.unlink()
+    assert watch.refresh()
+    assert plan() is None
+
+
+def test_what_lies_beside_a_profile_and_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    published = publish(tmp_path)
+    add_timings(published)
+    reuse = {"strategy": "full_reuse", "start_layer": None, "stop_layer": None}
+    files = [
+        add_validation(published, 1, **reuse),
+        add_validation(published, 2, **reuse),
+        published / "timings.parquet",
+    ]
+    good = [file.read_bytes() for file in files]
+    for file in files[1:]:
+        file.write_bytes(b"PAR1")
+    watch = ProfileStore(tmp_path).watch(**PAIR)
+    profile = watch.found.profile
+    assert profile is not None
+    assert profile.choose("1%") is not None
+    assert (len(profile.validations), profile.times) == (1, None)
+    assert set(profile.unread) == {"validations/musique-0002.parquet", "timings.parquet"}
+    validated = Policy("5%", rule="validated")
+    reasons = {one.why_not for one in validated.decide(profile, 100).considered if one.plan}
+    assert reasons == {"validations/musique-0002.parquet cannot be read"}, "it may be the one that the plan failed"
+    with pytest.raises(BadInput, match=r"timings\.parquet is truncated"):
+        load_profile(published)
+    for file, content in zip(files, good, strict=True):
+        file.write_bytes(content)
+    assert watch.refresh()
+    whole = watch.found.profile
+    assert whole is not None
+    assert (len(whole.validations), whole.times is not None, dict(whole.unread)) == (2, True, {})
+    assert validated.decide(whole, 100).plan is not None
+
+
+def test_a_store_that_cannot_be_listed_raises_and_keeps_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path)
+    watch = ProfileStore(tmp_path).watch(**PAIR)
+    before = watch.found
+
+    def gone(pair: Path) -> Any:
+        raise FileNotFoundError(f"{pair} was removed a moment ago")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reader, "versions", gone)
+        with pytest.raises(BadInput, match="cannot be listed"):
+            watch.refresh()
+        with pytest.raises(BadInput, match="cannot be listed"):
+            ProfileStore(tmp_path).watch(**PAIR)
+    assert watch.found is before
+    second = publish(tmp_path)
+    assert watch.refresh()
+    assert folder(watch.found.profile) == second
 
 
 def test_threads_choose_while_versions_are_published(tmp_path: Path) -> None:
