@@ -12,7 +12,7 @@ from kvprofile.analysis.loss import Floats, difference_bounds
 from kvprofile.analysis.scores import Scores, all_scores
 from kvprofile.errors import BadInput
 from kvprofile.layers import plan_key
-from kvprofile.limits import LossLimit, Rule
+from kvprofile.limits import ROUNDING, LossLimit, Rule
 from kvprofile.report.comparison import asked_contexts
 from kvprofile.report.frontier import Row, frontier_blocks, plan_text
 from kvprofile.store.reader import Profile
@@ -52,8 +52,16 @@ class Worse(NamedTuple):
         where = f"{self.plan} on {self.task}/{self.dataset}"
         if self.grew_by is None:
             return f"{where} cannot be judged: {self.why}"
-        least = "" if self.at_least is None else f" (at least {self.at_least:.1f})"
+        least = "" if self.at_least is None else f" (at least {self.at_least:.1f}pt)"
         return f"{where} loses {self.grew_by:.1f}{self.unit} more{least}"
+
+
+def require_rule(limit: LossLimit | None, rule: Rule) -> None:
+    """Raises BadInput where growth beyond a limit cannot be judged by a rule."""
+    if rule not in ("point", "bound") or (rule == "bound" and limit is not None and limit.unit == "%"):
+        raise BadInput(
+            f"a growth is judged by rule point, or in points by rule bound, not by {rule}; give --fail-if-worse 5pt"
+        )
 
 
 class Gate:
@@ -62,15 +70,18 @@ class Gate:
     Args:
         earlier: The profile that is to be replaced.
         limit: How much more than there a plan may lose.
+        serving: Plans that lost more than this before are not looked at, since nobody serves them; None looks at all.
         rule: `point` for the growth as measured, `bound` for its lower bound, so that chance alone does not reject.
 
     Raises:
         BadInput: If the earlier profile cannot be read as a whole, or the rule does not go with the limit.
     """
 
-    def __init__(self, earlier: Profile, limit: LossLimit, rule: Rule = "point") -> None:
-        if rule not in ("point", "bound") or (rule == "bound" and limit.unit == "%"):
-            raise BadInput("a growth is judged by rule point, or in points by rule bound; give --fail-if-worse 1pt")
+    def __init__(
+        self, earlier: Profile, limit: LossLimit, rule: Rule = "point", serving: LossLimit | None = None
+    ) -> None:
+        require_rule(limit, rule)
+        self._serving = serving
         self._limit, self._rule, self._header = limit, rule, earlier.header
         self._frontiers = {(b.task, b.dataset, b.metric): b.frontier for b in frontier_blocks(earlier)}
         self._layers = earlier.rows["total_layers"][0].as_py()
@@ -98,7 +109,7 @@ class Gate:
             asked = self._contexts.get(block[:2], {}).items() & contexts.get(block[:2], {}).items()
             both = [one.get(block) for one in (self._scores, scores)]
             for row in frontier:
-                if can_serve(row):
+                if can_serve(row) and (self._serving is None or self._serving.allows(row)):
                     judged = self._judge(block, row, rows.get((*block, *plan_key(row))), both, {s for s, _ in asked})
                     found += [judged] if judged else []
         return sorted(found, key=lambda one: -np.inf if one.grew_by is None else -one.grew_by)
@@ -129,7 +140,7 @@ class Gate:
         judged = grew if self._rule == "point" else least
         if judged is None:
             return unjudged("the metric has no bounds")
-        if judged <= self._limit.value:
+        if judged <= self._limit.value + ROUNDING:
             return None
         return Worse(*block, plan_text(row), losses[0], losses[1], grew, least, self._limit.unit, None)
 

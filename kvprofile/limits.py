@@ -18,7 +18,8 @@ BOUND_METHOD = "unseen-worst@1"
 """Identity of the upper bounds in a profile; a reader makes those of other methods anew, or does without."""
 
 _COLUMN_ENDS: dict[Rule, str] = {"point": "", "bound": "_upper", "certified": "_certified"}
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
+"""Of percents or points, that a limit lets pass."""
 _AGE_UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 
 
@@ -46,7 +47,7 @@ class LossLimit(NamedTuple):
     def most(self) -> float:
         """The largest loss that passes, in the unit of the limit."""
         # 0.72 against 0.80 must pass a limit of 10 % although 1 - 0.72 / 0.80 is a little above 0.1 in floating point.
-        return self.value + _ROUNDING
+        return self.value + ROUNDING
 
     def column(self, rule: Rule = "point") -> str:
         """Returns the name of the value that the limit is for."""

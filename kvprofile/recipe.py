@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -158,7 +160,7 @@ class Recipe(_Options):
     chat_template: bool = True
     seed: Annotated[int, Field(ge=0)] = 0
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
-    resamples: Count = 10_000
+    resamples: Annotated[int, Field(ge=1, le=10**6)] = 10_000
     store_text: bool = True
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
 
@@ -199,10 +201,14 @@ def load_recipe(path_or_name: str, folder: Path | None = None) -> Recipe:
     """
     path = recipe_path(path_or_name)
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            raise BadInput(f"{path} uses aliases (*name), which a recipe does not need; write the values out")
+        values = yaml.safe_load(text)
+        json.dumps(values)
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not UTF-8 text; give a recipe in YAML") from error
-    except (ValueError, RecursionError) as error:  # a date that is none, or lists without end
+    except (ValueError, TypeError, RecursionError) as error:  # a date, bytes, or lists without end
         raise BadInput(f"{path} is not a recipe ({str(error)[:100]}); put names in quotes") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -280,5 +286,5 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = reprlib.repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

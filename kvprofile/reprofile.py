@@ -38,6 +38,7 @@ class Options:
         fail_if_worse: How much more than before a plan of the old frontier may lose; a version in which one loses more, or cannot
             be judged, is kept as rejected.
         rule: Which growth must be within it: `point` or `bound`, see `gate.Gate`.
+        max_loss: Only plans that lost no more than this before count; None for all of the frontier.
         memory_limit: As for a sweep.
     """
 
@@ -46,6 +47,7 @@ class Options:
     max_age: timedelta | None = None
     fail_if_worse: LossLimit | None = None
     rule: Rule = "point"
+    max_loss: LossLimit | None = None
     memory_limit: int | None = None
 
 
@@ -150,7 +152,7 @@ def _versions_for(pair: Path, recipe_hash: str) -> _Versions:
 def _look(pair: Path, now: Present, options: Options) -> Outcome:
     """Returns whether there is anything to do, without measuring."""
     found = _versions_for(pair, now.recipe_sha256)
-    reasons = why_stale(found.current, now, options.max_age)
+    reasons = [*why_stale(found.current, now, options.max_age), *found.unreadable]
     place = None if found.current is None else str(found.current.folder)
     if options.full:
         reasons.append(Reason("asked", "a full search was asked for"))
@@ -159,7 +161,7 @@ def _look(pair: Path, now: Present, options: Options) -> Outcome:
     if found.rejected and not options.full and not why_stale(found.rejected, now, options.max_age):
         folder = found.rejected.folder
         return Outcome("rejected", pair.name, reasons, str(folder), worse=_why_rejected(folder))
-    return Outcome("stale", pair.name, [*reasons, *found.unreadable], place)
+    return Outcome("stale", pair.name, reasons, place)
 
 
 def _measure(recipe: Recipe, out: Path, progress: Any, options: Options, stale: Outcome) -> Outcome:
@@ -173,7 +175,7 @@ def _measure(recipe: Recipe, out: Path, progress: Any, options: Options, stale: 
         share = _work_share(load(folder))
         return dataclasses.replace(stale, status="published", profile=str(folder), work_share=share)
     current = load(stale.profile)
-    gate = Gate(current, options.fail_if_worse, options.rule) if options.fail_if_worse else None
+    gate = Gate(current, options.fail_if_worse, options.rule, options.max_loss) if options.fail_if_worse else None
     before = _frontier(current)
     not_comparable: list[str] = []
 

@@ -13,6 +13,8 @@ from kvprofile.recipe import Recipe, load_recipe
 from kvprofile.store.reader import RECIPE_FILE, Profile
 from kvprofile.store.schema import FORMAT_VERSION
 
+_CLOCKS_DIFFER = timedelta(days=1)
+
 
 class Reason(NamedTuple):
     """One thing that changed, or was never recorded.
@@ -102,8 +104,8 @@ def why_stale(
     for name, version in (header["strategies"] or {}).items():
         if now.strategies.get(name, version) != version:
             found.append(Reason("strategy", f"{name} was version {version}, is {now.strategies[name]}"))
-    if max_age is not None and (age := (at or datetime.now(UTC)) - _made_at(header)) > max_age:
-        found.append(Reason("age", f"it is {age.days} days old"))
+    if max_age is not None:
+        found += _of_age(header, max_age, at or datetime.now(UTC))
     return found
 
 
@@ -138,11 +140,12 @@ def recipe_sha256(profile: Profile) -> str:
         return str(profile.header["recipe_sha256"])
 
 
-def _made_at(header: Mapping[str, Any]) -> datetime:
+def _of_age(header: Mapping[str, Any], max_age: timedelta, at: datetime) -> list[Reason]:
     try:
         made = datetime.fromisoformat(header["created_at"])
     except ValueError:
-        raise BadInput(
-            f'the profile says it was made at "{header["created_at"]}", which is no date; sweep again'
-        ) from None
-    return made if made.tzinfo else made.replace(tzinfo=UTC)
+        return [Reason("age", "when it was made is not known")]
+    age = at - (made if made.tzinfo else made.replace(tzinfo=UTC))
+    if age < -_CLOCKS_DIFFER:
+        return [Reason("age", "it was made in the future, so a clock was or is wrong")]
+    return [Reason("age", f"it is {age.days} days old")] if age > max_age else []

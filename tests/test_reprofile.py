@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -29,6 +30,7 @@ from kvprofile.store.reader import Profile, load, rejection, versions
 from kvprofile.store.retention import accept
 from kvprofile.store.schema import FORMAT_VERSION
 from kvprofile.store.writer import alone
+from tests import profile_factory as factory
 from tests.profile_factory import publish_profile
 from tests.tiny_models import save_adapter, save_model
 from tests.tiny_sweep import Silent, write_pair
@@ -121,8 +123,10 @@ class TestWhyStale:
 
     def test_date_that_is_none(self, tmp_path: Path) -> None:
         broken = load(publish_profile(tmp_path, created_at="yesterday"))
-        with pytest.raises(BadInput, match='"yesterday", which is no date'):
-            self.reasons(broken, timedelta(days=1))
+        assert self.reasons(broken, timedelta(days=1)) == ["age"], "not for ever current"
+        assert self.reasons(broken) == []
+        ahead = load(publish_profile(tmp_path / "ahead", created_at="2999-01-01T00:00:00Z"))
+        assert self.reasons(ahead, timedelta(days=1)) == ["age"]
 
 
 def test_known_groups_are_those_of_the_frontiers(profile: Profile) -> None:
@@ -264,10 +268,66 @@ def test_by_its_lower_bound_what_chance_can_do_passes(pair: Path) -> None:
             Gate(first, limit, rule)  # type: ignore[arg-type]
 
 
+def scored(out: Path, values: list[float], **changes: Any) -> Profile:
+    """A profile of answers that full prefill always gets right and layers 2 and 3 get as `values` say."""
+    rows = factory.measurements(samples=len(values), sources=[("qa", "hotpotqa")])
+    for row in rows:
+        right = row["strategy"] == "full_prefill"
+        group = (row["start_layer"], row["stop_layer"]) == (2, 4)
+        row["value"] = 1.0 if right else values[int(row["sample_id"][1:])] if group else 0.0
+        row["baseline_value"] = 1.0
+    return load(publish_profile(out, rows, samples=len(values), **changes))
+
+
+class TestGate:
+    def grown(self, tmp_path: Path, before: int, after: int, limit: str, **options: Any) -> list[float | None]:
+        old, new = (scored(tmp_path / str(lost), [0.0] * lost + [1.0] * (50 - lost)) for lost in (before, after))
+        assert Gate(old, parse_loss(limit)).not_comparable(new) is None
+        found = Gate(old, parse_loss(limit), **options).worse(new)
+        return [one.grew_by for one in found if one.plan.startswith("layers 2–3") and one.metric == "f1"]
+
+    def test_growth_of_exactly_the_limit_passes(self, tmp_path: Path) -> None:
+        assert self.grown(tmp_path / "a", 6, 7, "2pt") == []
+        assert self.grown(tmp_path / "b", 13, 14, "2pt") == []
+        assert self.grown(tmp_path / "c", 6, 7, "1.9pt") == [pytest.approx(2)]
+
+    def test_relative_growth(self, tmp_path: Path) -> None:
+        assert self.grown(tmp_path / "a", 5, 10, "10%") == []
+        assert self.grown(tmp_path / "b", 5, 10, "9%") == [pytest.approx(10)]
+
+    def test_plans_that_nobody_serves_do_not_count(self, tmp_path: Path) -> None:
+        assert self.grown(tmp_path / "a", 10, 20, "5pt", serving=parse_loss("20%")) == [pytest.approx(20)]
+        assert self.grown(tmp_path / "b", 10, 20, "5pt", serving=parse_loss("19%")) == []
+
+    def test_without_texts_another_recipe_may_ask_otherwise(self, tmp_path: Path) -> None:
+        profiles = [scored(tmp_path / name, [1.0] * 4, recipe_sha256=name * 64) for name in ("1", "1", "2")]
+        for profile in profiles:
+            path = profile.folder / "samples.parquet"
+            table = pq.read_table(path)
+            none = pa.nulls(len(table), table["suffix_token_ids"].type)
+            place = table.schema.get_field_index("suffix_token_ids")
+            pq.write_table(table.set_column(place, "suffix_token_ids", none), path)
+        gate = Gate(profiles[0], parse_loss("1pt"))
+        assert gate.not_comparable(profiles[1]) is None
+        assert gate.not_comparable(profiles[2]) == "no sample is asked as before"
+
+
 def test_rejection_that_somebody_wrote_by_hand(pair: Path) -> None:
     (published(pair)[0] / "rejected.json").write_text('{"reason": "bad in production"}')
     outcome = run(pair)
     assert (outcome.status, outcome.worse) == ("rejected", [])
+
+
+def test_rejection_of_odd_kinds_is_printed_and_stops_nobody(
+    pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = {**dict.fromkeys(Worse._fields, "x"), "grew_by": "much", "at_least": [1]}
+    (published(pair)[0] / "rejected.json").write_text(json.dumps({"reason": "r", "worse": [odd, 3]}))
+    monkeypatch.setattr("sys.argv", ["kvprofile", "reprofile", "recipe.yaml", "recipe.yaml", "--check"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    assert capsys.readouterr().out.count("recipe.yaml: rejected") == 2
 
 
 def test_after_a_rejection_better_weights_are_published(pair: Path) -> None:
@@ -349,6 +409,13 @@ def test_unreadable_newest_version_is_measured_again(pair: Path) -> None:
     assert [r.what for r in outcome.reasons] == ["weights", "unreadable"]
 
 
+def test_older_version_that_serves_does_not_hide_a_damaged_newer_one(pair: Path) -> None:
+    assert run(pair, full=True).status == "published"
+    (published(pair)[-1] / "profile.parquet").write_bytes(b"damaged")
+    outcome = run(pair)
+    assert ([r.what for r in outcome.reasons], outcome.status) == (["unreadable"], "published")
+
+
 def test_version_of_a_newer_kvprofile_is_left_alone(pair: Path) -> None:
     path = published(pair)[0] / "profile.parquet"
     table = pq.read_table(path)
@@ -395,7 +462,12 @@ def test_command_line(pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "published outputs/" in lines[0]
     assert any("frontier:" in line for line in lines)
     assert "stale: the sender's weights changed" in errors
-    for wrong in (["--max-age", "30"], ["--fail-if-worse", "1"]):
+    for wrong in (
+        ["--max-age", "30"],
+        ["--fail-if-worse", "1"],
+        ["--rule", "certified"],
+        ["--rule", "bound", "--fail-if-worse", "5%"],
+    ):
         assert command("recipe.yaml", *wrong)[0] == 2
 
 

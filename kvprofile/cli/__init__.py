@@ -90,7 +90,7 @@ def _of_the_system(error: OSError) -> tuple[str, int]:
     if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
         return f"{error.strerror}: {str(error.filename)[:60]}…; give a path that exists", 2
     kinds = (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
-    if isinstance(error, kinds):
+    if isinstance(error, kinds) or error.errno == errno.EROFS:
         return f"{error.strerror}: {error.filename}; check the path and its permissions", 2
     return f"{error}; run again with --debug for the traceback", 4
 

@@ -39,6 +39,9 @@ def reprofile(
     rule: Annotated[
         str, typer.Option(help="Which growth: point (as measured) or bound (its lower bound, so that chance passes).")
     ] = "point",
+    max_loss: Annotated[
+        str | None, typer.Option(help="With --fail-if-worse: only plans that lost no more than this before count.")
+    ] = None,
     max_age: Annotated[str | None, typer.Option(help="Measure again what is older, such as 30d.")] = None,
     memory_limit: MemoryOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line for each recipe, for logs.")] = False,
@@ -50,6 +53,7 @@ def reprofile(
     was cut off goes on. Exits with the gravest of its recipes' exit codes.
     """
     from kvprofile.cli import explained
+    from kvprofile.gate import require_rule
     from kvprofile.limits import parse_age, parse_loss, parse_rule
     from kvprofile.recipe import load_recipe
     from kvprofile.reprofile import Options
@@ -61,8 +65,10 @@ def reprofile(
         max_age=None if max_age is None else parse_age(max_age),
         fail_if_worse=None if fail_if_worse is None else parse_loss(fail_if_worse),
         rule=parse_rule(rule),
+        max_loss=None if max_loss is None else parse_loss(max_loss),
         memory_limit=parse_bytes(memory_limit),
     )
+    require_rule(options.fail_if_worse, options.rule)
     place, codes = local_store(store, "reprofile"), set()
     for recipe in recipes:
         try:
@@ -96,8 +102,10 @@ def _lines(document: dict[str, Any]) -> list[str]:
     lines = [f"{document['recipe']}: {document['status']} {place}".rstrip()]
     lines += [f"  {reason['what']}: {reason['detail']}" for reason in document.get("reasons", ())]
     for one in document.get("worse", ()):
-        words = Worse(**one).words() if one.keys() == set(Worse._fields) else str(one)
-        lines.append(f"  worse: {words}")
+        try:
+            lines.append(f"  worse: {Worse(**one).words()}")
+        except (TypeError, ValueError):  # somebody wrote it by hand
+            lines.append(f"  worse: {one}")
     if document["status"] == "rejected":
         lines.append(f"  to serve it all the same: kvprofile store accept {document['profile']}")
     if why := document.get("not_comparable"):

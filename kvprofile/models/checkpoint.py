@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -99,6 +99,13 @@ def folder_of(source: Source, revision: str | None) -> Path:
     return Path(config).parent
 
 
+def config_folder(source: Source) -> Path | None:
+    """Returns the folder that the config and a checkpoint's own code are read from, None if the hub's cache has none."""
+    with suppress(BadInput):
+        return folder_of(source, source.revision)
+    return None
+
+
 def quantization_config(options: dict[str, Any]) -> Any:
     """Returns Transformers' config of these options.
 
@@ -143,9 +150,11 @@ def looked_up(text: str, options: ModelOptions, folders: Sequence[Path] = (), fe
         del config.quantization_config
     adapter = adapters.folder(reference.adapter, reference.adapter_revision) if reference.adapter else None
     tokenizer = tokenizer_of(source, adapter, reference, options)
-    weights = _weights_now(source, adapter, fetch)
-    print_ = ModelFingerprint(weights, tokenizer_sha256(tokenizer), template_sha256(tokenizer), config_sha256(config))
-    return LookedUp(print_, tuple(sorted(end_ids(_generation_config(source, config), tokenizer))))
+    with failures.explained(reference.name):
+        weights = _weights_now(source, adapter, fetch)
+        settings = config_sha256(config, None if source.gguf else config_folder(source))
+        print_ = ModelFingerprint(weights, tokenizer_sha256(tokenizer), template_sha256(tokenizer), settings)
+        return LookedUp(print_, tuple(sorted(end_ids(_generation_config(source, config), tokenizer))))
 
 
 def end_ids(generation: GenerationConfig | None, tokenizer: Any) -> frozenset[int]:
@@ -168,12 +177,12 @@ def _weights_now(source: Source, adapter: Path | None, fetch: bool) -> str:
 
 
 def _generation_config(source: Source, config: PretrainedConfig) -> GenerationConfig:
-    """Returns what a loaded model would have: the checkpoint's own, else what its config says."""
-    try:
-        with quiet():
-            return GenerationConfig.from_pretrained(source.place, revision=source.revision or "main")
-    except OSError:
-        return GenerationConfig.from_model_config(config)
+    """Returns what a loaded model would have: the checkpoint's own, else what its config.json says, else its config."""
+    own: list[dict[str, Any]] = [{}, {"config_file_name": "config.json", "_from_model_config": True}]
+    for options in own if source.gguf is None else ():
+        with suppress(OSError, TypeError), quiet():
+            return GenerationConfig.from_pretrained(source.place, revision=source.revision or "main", **options)
+    return GenerationConfig.from_model_config(config)
 
 
 def plain_weights(model: PreTrainedModel) -> None:

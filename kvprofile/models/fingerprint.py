@@ -11,8 +11,8 @@ weight does.
 NOTE: Files that hold the same numbers under other names or in another dtype (GGUF and its conversion, a tied output
 matrix written out) are other checkpoints here.
 
-Reading a checkpoint takes seconds per gigabyte, so the result is kept in the cache folder under the files' paths, sizes
-and modification times.
+Reading a checkpoint takes seconds per gigabyte, so the result is kept in the cache folder under the files' paths, sizes,
+inodes and times of change.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def fingerprint(
         weights_sha256(folder, gguf, adapter),
         tokenizer_sha256(tokenizer),
         template_sha256(tokenizer),
-        config_sha256(config),
+        config_sha256(config, folder),
     )
 
 
@@ -147,6 +147,8 @@ def tokenizer_sha256(tokenizer: Any) -> str:
         # State of the last call, not part of the definition.
         definition.pop("truncation", None)
         definition.pop("padding", None)
+        if getattr(tokenizer, "split_special_tokens", False):
+            definition["split_special_tokens"] = True
     else:
         added = {str(i): str(token) for i, token in tokenizer.added_tokens_decoder.items()}
         definition = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab(), "added": added}
@@ -154,16 +156,24 @@ def tokenizer_sha256(tokenizer: Any) -> str:
 
 
 def template_sha256(tokenizer: Any) -> str:
-    """Returns the fingerprint of the chat template."""
+    """Returns the fingerprint of the chat template, with the special tokens that it fills in."""
     template = getattr(tokenizer, "chat_template", None) or ""
-    return hashlib.sha256(template.encode() if isinstance(template, str) else _canonical(template)).hexdigest()
+    text = template if isinstance(template, str) else _canonical(template).decode()
+    named = {role: str(token) for role, token in tokenizer.special_tokens_map.items() if role in text}
+    return hashlib.sha256((text + _canonical(named).decode() if named else text).encode()).hexdigest()
 
 
-def config_sha256(config: PretrainedConfig) -> str:
-    """Returns the fingerprint of the config's settings that differ from their defaults, names and versions aside."""
+def config_sha256(config: PretrainedConfig, folder: Path | None = None) -> str:
+    """Returns the fingerprint of the config's settings that differ from their defaults, names and versions aside.
+
+    Where a checkpoint brings code of its own, the Python files of its folder take part.
+    """
     settings = config.to_diff_dict()
     if (quantization := getattr(config, "quantization_config", None)) is not None:
         settings["quantization_config"] = _quantization(quantization)
+    if getattr(config, "auto_map", None) and folder is not None:
+        code = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.py"))}
+        return _json_sha256([_without(settings, _CONFIG_VOLATILE), code])
     return _json_sha256(_without(settings, _CONFIG_VOLATILE))
 
 
@@ -188,21 +198,36 @@ def _without(value: Any, names: frozenset[str]) -> Any:
 def _adapter_settings(adapter: Path) -> dict[str, Any]:
     """Returns the adapter's settings without those that are off, so that a newer PEFT's new ones change nothing."""
     settings = json.loads((adapter / adapters.CONFIG_FILE).read_text("utf-8"))
-    kept = {k: v for k, v in settings.items() if v and k not in _ADAPTER_VOLATILE}
-    return {k: sorted(v, key=str) if isinstance(v, list) else v for k, v in kept.items()}
+    kept = {k: v for k, v in settings.items() if (v or type(v) is int) and k not in _ADAPTER_VOLATILE}
+    if isinstance(start := settings.get("init_lora_weights"), str):  # such as pissa, which changes the base on loading
+        kept["init_lora_weights"] = start
+    return {k: _ordered(k, v) for k, v in kept.items()}
+
+
+def _ordered(name: str, value: Any) -> Any:
+    """Returns a setting so that its order counts where it does: the first pattern that fits a layer wins, lists are sets."""
+    if name.endswith("_pattern") and isinstance(value, dict) and len(value) > 1:
+        return list(value.items())
+    return sorted(value, key=str) if isinstance(value, list) else value
 
 
 def _cached(files: list[Path]) -> str:
     """Returns the digest over the files' tensors, from the cache if no file has changed since."""
-    states = [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+    states = [_state(file) for file in files]
     key = _json_sha256([_FORMULA, states])
     digest = _known(key) or _tensors_sha256(files)
-    places = [path for path, _, _ in states]
+    places = [str(path) for path, *_ in states]
     _keep(key, digest, places)
     blobs = {file.name: file.resolve().name for file in files}
     if all(map(_SHA256.fullmatch, blobs.values())):  # the hub's cache names large files by their hashes
         _keep(_hub_key(blobs), digest, places)
     return digest
+
+
+def _state(file: Path) -> tuple[str | int, ...]:
+    """Returns what tells a file from another at its place; a time of modification alone can be set by anybody."""
+    stat = file.stat()
+    return str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
 def _hub_key(files: Mapping[str, str]) -> str:

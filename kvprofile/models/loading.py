@@ -176,17 +176,19 @@ def _finish(base: _Base, reference: ModelReference, options: ModelOptions) -> Lo
     model.eval().requires_grad_(False)
     tokenizer = tokenizer_of(base.source, adapter, reference, options)
     weights = model.get_input_embeddings().weight
-    return LoadedModel(
-        model=model,
-        tokenizer=tokenizer,
-        reference=reference,
-        fingerprint=fingerprint(
+    with failures.explained(reference.name):
+        prints = fingerprint(
             folder_of(base.source, base.commit or base.source.revision),
             base.source.gguf,
             adapter,
             model.config,
             tokenizer,
-        ),
+        )
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        reference=reference,
+        fingerprint=prints,
         dtype=str(model.dtype).removeprefix("torch."),
         device=weights.device if weights.device.type != "meta" else _device(options),
         commit=base.commit,

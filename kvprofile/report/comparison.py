@@ -31,6 +31,7 @@ _HEADER = (
     "transformers",
     "search",
 )
+_ASKED = ("context_sha256", "suffix_token_ids", "max_new_tokens")
 _MODEL = (
     "name",
     "revision",
@@ -118,11 +119,11 @@ def _require_one_scale(before: Profile, after: Profile) -> None:
 def asked_contexts(profile: Profile) -> dict[tuple[str, str], dict[str, str]]:
     """Returns, per task and data set, a hash of what each sample was asked by its id, as far as the profile tells."""
     found: dict[tuple[str, str], dict[str, str]] = {}
-    for row in (
-        profile.samples().select(["task", "dataset", "sample_id", "context_sha256", "suffix_token_ids"]).to_pylist()
-    ):
+    for row in profile.samples().select([*_ASKED, "task", "dataset", "sample_id"]).to_pylist():
         if row["context_sha256"] is not None:
-            asked = json_sha256([row["context_sha256"], row["suffix_token_ids"]])
+            # Without texts, the recipe has to tell how questions were asked.
+            recipe = profile.header["recipe_sha256"] if row["suffix_token_ids"] is None else None
+            asked = json_sha256([*(row[name] for name in _ASKED), recipe])
             found.setdefault((row["task"], row["dataset"]), {})[row["sample_id"]] = asked
     return found
 

@@ -210,7 +210,7 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 
 def test_no_traceback_leaves_a_subprocess(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from kvprofile.cli import main; main()", "sweep", str(tmp_path / "gone.yaml")]
+    command = [sys.executable, "-c", "from kvprofile.cli import explained, main; main()", "sweep", str(tmp_path / "gone.yaml")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (2, "", 1)
 
@@ -219,3 +219,8 @@ def test_a_memory_limit_needs_a_unit() -> None:
     with pytest.raises(BadInput, match="has no unit; write 8GB"):
         parse_bytes("8")
     assert parse_bytes("8GB") == 8_000_000_000
+
+
+def test_a_read_only_file_system_is_bad_input() -> None:
+    sentence, code = explained(OSError(errno.EROFS, "Read-only file system", "/mnt/store"))
+    assert (code, "check the path" in sentence) == (2, True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from kvprofile.models import fingerprint as module
 from kvprofile.models.cache_dir import cache_dir
@@ -83,7 +84,38 @@ def test_adapter_counts_with_its_scale_and_its_base(tmp_path: Path) -> None:
     assert weights_sha256(base, adapter=one) == prints[1]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"init_lora_weights": "pissa"},
+        {"lora_alpha": 0},
+        {"alpha_pattern": {"k_proj": 1, "[kv]_proj": 64}},
+        {"alpha_pattern": {"[kv]_proj": 64, "k_proj": 1}},
+    ],
+    ids=str,
+)
+def test_adapter_settings_that_merge_to_other_weights(tmp_path: Path, changes: dict[str, object]) -> None:
+    base, adapter = save_model(tmp_path / "m"), save_adapter(tmp_path / "one")
+    path = adapter / "adapter_config.json"
+    plain = json.loads(path.read_text())
+    variants = [plain, {**plain, **changes}, {**plain, "alpha_pattern": {"k_proj": 64, "[kv]_proj": 1}}]
+    prints = []
+    for one in variants:
+        path.write_text(json.dumps(one))
+        prints.append(weights_sha256(base, adapter=adapter))
+    assert len(set(prints)) == len(variants)
+
+
 class TestCache:
+    def test_file_put_in_anothers_place_under_its_time_is_read(self, tmp_path: Path) -> None:
+        folder, other = save_model(tmp_path / "m"), save_model(tmp_path / "n", seed=3)
+        os.utime(folder / "model.safetensors", (0, 0))
+        before = weights_sha256(folder)
+        (folder / "model.safetensors").unlink()
+        shutil.copyfile(other / "model.safetensors", folder / "model.safetensors")
+        os.utime(folder / "model.safetensors", (0, 0))
+        assert weights_sha256(folder) == weights_sha256(other) != before
+
     @pytest.fixture
     def reads(self, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         read: list[Path] = []
@@ -142,6 +174,35 @@ def test_template_fingerprint() -> None:
     prints = [template_sha256(tiny_tokenizer(template)) for template in (None, "a", "b")]
     assert len(set(prints)) == 3
     assert template_sha256(tiny_tokenizer("a")) == prints[1]
+
+
+def test_template_fingerprint_counts_the_special_tokens_that_it_fills_in() -> None:
+    prints = []
+    for template in ("{{ bos_token }}{{ x }}", "{{ x }}"):
+        for bos in ("<a>", "<b>"):
+            tokenizer = tiny_tokenizer(template)
+            tokenizer.bos_token = bos
+            prints.append(template_sha256(tokenizer))
+    assert prints[0] != prints[1]
+    assert prints[2] == prints[3]
+
+
+def test_tokenizer_fingerprint_sees_how_special_tokens_in_texts_are_read() -> None:
+    one, other = tiny_tokenizer(), tiny_tokenizer()
+    other.split_special_tokens = True
+    assert tokenizer_sha256(one) != tokenizer_sha256(other)
+
+
+def test_code_that_a_checkpoint_brings_counts(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "m")
+    config = AutoConfig.from_pretrained(folder)
+    code = folder / "modeling_x.py"
+    code.write_text("EPSILON = 1e-6")
+    assert config_sha256(config, folder) == config_sha256(config), "it is not used"
+    config.auto_map = {"AutoModelForCausalLM": "modeling_x.X"}
+    before = config_sha256(config, folder)
+    code.write_text("EPSILON = 10.0")
+    assert config_sha256(config, folder) != before
 
 
 def test_config_fingerprint_sees_what_weights_do_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from transformers.quantizers.auto import AutoQuantizationConfig
 
+from kvprofile.errors import BadInput
 from kvprofile.models import hub
 from kvprofile.models.checkpoint import looked_up
 from kvprofile.models.fingerprint import config_sha256, hub_weights_sha256, weights_sha256
@@ -42,6 +44,36 @@ def test_equals_what_loading_finds(tmp_path: Path) -> None:
         assert found[text] == loaded.fingerprint
         assert set(ends) == end_ids_of(loaded)
     assert len(set(found.values())) == 4
+
+
+@pytest.mark.parametrize("eos", [None, 7, [7, 9]])
+@pytest.mark.parametrize("own", [True, False])
+def test_end_tokens_are_those_of_the_loaded_model(tmp_path: Path, eos: int | list[int] | None, own: bool) -> None:
+    folder = save_model(tmp_path / "base")
+    path = folder / ("generation_config.json" if own else "config.json")
+    held = {key: value for key, value in json.loads(path.read_text()).items() if key != "eos_token_id"}
+    path.write_text(json.dumps(held if eos is None else {**held, "eos_token_id": eos}))
+    if not own:
+        (folder / "generation_config.json").unlink()
+    assert set(looked_up(str(folder), CPU).end_ids) == end_ids_of(load_model(str(folder), CPU))
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff{"])
+def test_damaged_adapters_are_told_in_a_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+    base, adapter = save_model(tmp_path / "base"), save_adapter(tmp_path / "adapter")
+    (adapter / name).write_bytes(content)
+    for read in (looked_up, load_model):
+        with pytest.raises(BadInput):
+            read(f"{base}+{adapter}", CPU)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"weight_map": {"a": 5}}', '{"weight_map": [1]}'])
+def test_damaged_index_is_told_in_a_sentence(tmp_path: Path, content: str) -> None:
+    base = save_model(tmp_path / "base", shard="10KB")
+    (base / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(BadInput):
+        looked_up(str(base), CPU)
 
 
 @pytest.mark.parametrize(
