@@ -222,5 +222,5 @@ def test_a_memory_limit_needs_a_unit() -> None:
 
 
 def test_a_read_only_file_system_is_bad_input() -> None:
-    sentence, code = explained(OSError(errno.EROFS, "Read-only file system", "/mnt/store"))
+    sentence, code = cli.explained(OSError(errno.EROFS, "Read-only file system", "/mnt/store"))
     assert (code, "check the path" in sentence) == (2, True)
