@@ -154,7 +154,8 @@ class Decider:
             )
         target, times = self._policy.latency_target_ms, self._profile.times
         if not self.allowed:
-            return self._full(f"no plan is within {self._limit} by rule {self._policy.rule}")
+            mend = "; check one on fresh data with `kvprofile validate`" if self._policy.rule == "validated" else ""
+            return self._full(f"no plan is within {self._limit} by rule {self._policy.rule}{mend}")
         if waiting > 0:
             return self._cheapest(f"{waiting} waiting")
         if target is None:
