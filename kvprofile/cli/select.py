@@ -17,7 +17,8 @@ from kvprofile.cli.arguments import (
     SplitOption,
 )
 from kvprofile.cli.options import MAX_STARTS_ALONE
-from kvprofile.cli.output import JsonFlag, print_json
+from kvprofile.cli.output import JsonFlag, log, print_json
+from kvprofile.report.text import print_line
 
 if TYPE_CHECKING:
     from kvprofile.report.serving import Served
@@ -60,7 +61,15 @@ def select(
     from kvprofile.limits import BOUND_METHOD, RULES, parse_loss, parse_rule
     from kvprofile.report.documents import selection_document
     from kvprofile.report.frontier import everywhere, frontier_blocks
-    from kvprofile.report.serving import Served, decide, decided_rows, kept_of, with_decision, with_kept_starts
+    from kvprofile.report.serving import (
+        Served,
+        decide,
+        decided_rows,
+        kept_of,
+        rejected_since,
+        with_decision,
+        with_kept_starts,
+    )
     from kvprofile.runtime.store import load_usable
 
     limit = parse_loss(max_loss)
@@ -85,6 +94,8 @@ def select(
     elif per_request or (alone and loaded.header["bounds"] == BOUND_METHOD):
         decided = decide(loaded, block, limit, rule, request)
         rows = decided_rows(block, decided.decision)
+    if remark := rejected_since(profile, loaded.folder):
+        print_line(log(), remark)
     document = {**selection_document(loaded, blocks, rows), **kept_of(block, kept), "decision": None}
     print_json(document if decided is None else with_decision(document, loaded, rows, decided))
     if rows is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -15,11 +16,12 @@ from kvprofile.limits import LossLimit
 from kvprofile.report.frontier import Block, Row, frontier_blocks
 from kvprofile.report.terminal import number
 from kvprofile.report.validations import loss_text
+from kvprofile.resources import expanded
 from kvprofile.runtime.plan import ChosenPlan
 from kvprofile.runtime.policy import Decision, Policy, PolicyRule, parse_policy_rule
-from kvprofile.runtime.reading import from_reader
+from kvprofile.runtime.reading import from_reader, is_rejected
 from kvprofile.runtime.validated import as_float, newest_by_dataset
-from kvprofile.store.reader import Profile
+from kvprofile.store.reader import PROFILE_FILE, Profile, is_url, versions
 
 if TYPE_CHECKING:
     from kvprofile.analysis.e_storage import KeptStarts
@@ -172,6 +174,23 @@ def with_kept_starts(
 
     mask = pa.array([stays(row) for row in profile.rows.to_pylist()])
     return dataclasses.replace(profile, rows=profile.rows.filter(mask)), kept
+
+
+def rejected_since(path: str, folder: Path) -> str | None:
+    """Returns in a sentence that newer versions than the one a store or pair folder gave were rejected, None if none was.
+
+    Args:
+        path: What the user named; of a URL nothing is said, nor of a version's own folder.
+        folder: The version that it gave.
+    """
+    if is_url(path) or expanded(path) in (folder, folder / PROFILE_FILE):
+        return None
+    found = versions(folder.parent)
+    place = next((place for place, (_, one) in enumerate(found) if one == folder), len(found))
+    newer = [one.name for _, one in found[place + 1 :] if is_rejected(one)]
+    if not newer:
+        return None
+    return f"{newer[-1]} was rejected; this profile ({folder.name}) is of other weights if they changed since"
 
 
 def kept_of(block: Block, kept: Mapping[Source, KeptStarts]) -> dict[str, Any]:

@@ -156,7 +156,16 @@ def test_it_reads_the_profile_once(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_rejected_version_is_not_selected_from(tmp_path: Path) -> None:
     older, newer = publish_profile(tmp_path), publish_profile(tmp_path)
     (newer / "rejected.json").write_text("{}")
-    assert document("select", tmp_path, "--max-loss", "5%")["profile"] == str(older)
+    result = run("select", tmp_path, "--max-loss", "5%")
+    assert json.loads(result.stdout)["profile"] == str(older)
+    sentence = "v0002 was rejected; this profile (v0001) is of other weights if they changed since"
+    assert " ".join(result.stderr.split()) == sentence
+    assert run("select", older, "--max-loss", "5%").stderr == "", "it was asked for"
+    assert run("select", older / "profile.parquet", "--max-loss", "5%").stderr == ""
+    (older / "rejected.json").write_text("{}")
+    third = publish_profile(tmp_path)
+    result = run("select", older.parent, "--max-loss", "5%")
+    assert (json.loads(result.stdout)["profile"], result.stderr) == (str(third), ""), "those before do not matter"
     assert "was rejected" in str(run("select", newer, "--max-loss", "5%").exception)
 
 
