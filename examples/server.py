@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvprofile.runtime import BadInput, Link, Policy, ProfileStore, Watch, cache_key, exact_cache_key, fingerprints
 
-POLICY = Policy("5%", rule="bound", latency_target_ms=500, task="qa")
+POLICY = Policy("10%", rule="point", latency_target_ms=500, task="qa")  # in production: rule="bound"
 LINK = Link(bytes_per_ms=12_500_000, latency_ms=0.2)  # 100 Gbit/s
 
 
@@ -37,9 +37,9 @@ def serve(watch: Watch, context: list[int], waiting: int, tenant: str) -> tuple[
 
 
 if __name__ == "__main__":
-    sender, receiver = fingerprints(Path(sys.argv[2]).read_text("utf-8"))
-    watch, stop = ProfileStore(sys.argv[1]).watch(sender=sender, receiver=receiver, task="qa"), threading.Event()
+    _, store, check = sys.argv if len(sys.argv) == 3 else sys.exit("usage: python examples/server.py STORE CHECK_JSON")
+    sender, receiver = fingerprints(Path(check).read_text("utf-8"))
+    watch, stop = ProfileStore(store).watch(sender=sender, receiver=receiver, task="qa"), threading.Event()
     threading.Thread(target=keep_current, args=(watch, 5.0, stop), daemon=True).start()
-    print(watch.found.why or f"serving by {watch.found.profile}")
-    for waiting in (0, 3):
-        print(*serve(watch, list(range(1000)), waiting, "tenant-a"), sep="\n")
+    answers = [said for waiting in (0, 3) for said in serve(watch, list(range(1000)), waiting, "tenant-a")]
+    print(watch.found.why or f"serving by {watch.found.profile}", *answers, sep="\n")

@@ -35,14 +35,16 @@ from kvprofile.engine.gates import check_reader
 from kvprofile.engine.reference import capture, mixed_capture, partial_prefill
 from kvprofile.errors import BadInput
 from kvprofile.identity import json_sha256
+from kvprofile.json_text import parse_json
 from kvprofile.layers import LayerRange
 from kvprofile.measurement import Scoring, measured_samples, measurement_table
 from kvprofile.models.compatibility import compare
 from kvprofile.models.loading import LoadedModel, load_models
 from kvprofile.publication import header_of, model_header
 from kvprofile.recipe import Recipe
-from kvprofile.run import Progress, end_ids_of, kept_table, require_writable
+from kvprofile.run import Progress, end_ids_of, is_of, kept_table, require_writable
 from kvprofile.samples import Part, build_samples, load_parts, remark_on, require_same_ids, sample_identity
+from kvprofile.store.schema import FOOTER_KEY
 from kvprofile.store.writer import alone, pair_folder, safe_name, write_table
 
 VERSION = 1
@@ -114,7 +116,7 @@ def measure_chain(recipe: Recipe, middle: str, groups: Groups, out: Path, progre
     file = folder / f"{safe_name(run.part.source.name)}-{identity[:16]}.parquet"
     work = folder / f".run-{identity[:16]}"
     with alone(work):
-        table = kept_table(file)
+        table = _kept(run, file, identity)
         if table is None:
             _check_gates(run, progress)
             plans = len(arms(*groups))
@@ -218,4 +220,17 @@ def _measured(run: _Run, sample: Sample, progress: Progress) -> pa.Table:
 def _header(run: _Run, identity: str) -> dict[str, Any]:
     a, b, c = run.models
     header = header_of(run.recipe, [run.part], a, c, identity, version=1)
-    return {**header, "chain": {"middle": model_header(b), **run.groups._asdict()}}
+    return {**header, "chain": {"middle": model_header(b), **run.groups._asdict(), "identity": identity}}
+
+
+def _kept(run: _Run, file: Path, identity: str) -> pa.Table | None:
+    """Returns the measurements in a file, None if it is missing, not whole or another chain's."""
+    table = kept_table(file)
+    if table is None:
+        return None
+    try:
+        made_by = parse_json(table.schema.metadata[FOOTER_KEY.encode()])["chain"]["identity"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    plans = [arm.plan for arm in arms(*run.groups)]
+    return table if made_by == identity and is_of(table, run.samples, run.part.metrics, plans) else None

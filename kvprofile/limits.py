@@ -73,6 +73,20 @@ def parse_loss(text: str) -> LossLimit:
     return LossLimit(float(match[1]), "%" if match[2] == "%" else "pt")
 
 
+def loss_limit(max_loss: str | LossLimit) -> LossLimit:
+    """Returns the limit that a caller gave as a text or made itself.
+
+    Raises:
+        BadInput: As `parse_loss`, or if a limit's unit is another or its value no number between 0 and 100.
+    """
+    if not isinstance(max_loss, LossLimit):
+        return parse_loss(max_loss)
+    value, unit = max_loss
+    if unit not in ("%", "pt") or not isinstance(value, int | float) or not 0 <= value <= 100:
+        raise BadInput(f"a limit of {value!r} {unit!r} cannot be; give a number from 0 to 100 and the unit '%' or 'pt'")
+    return max_loss
+
+
 def parse_age(text: str) -> timedelta:
     """Returns the age written as `36h`, `30d` or `8w`.
 

@@ -34,6 +34,7 @@ from kvprofile.samples import (
     require_same_ids,
     sample_identity,
 )
+from kvprofile.scoring import Metric
 from kvprofile.store.schema import MEASUREMENTS
 from kvprofile.store.writer import pair_folder
 from kvprofile.strategies import Strategy, load_all
@@ -256,10 +257,18 @@ def read_part(run: Run, portion: Portion) -> pa.Table | None:
     table = kept_table(portion.file)
     if table is None:
         return None
-    rows = table.select(_PART_KEY).to_pylist()
     sample = portion.sample
     metrics = next(part.metrics for part in run.parts if part.key == (sample.task, sample.dataset))
-    own = (sample.sample_id, sample.task, sample.dataset)
-    expected = {(*own, metric.name, *plan.key) for metric in metrics for plan in portion.plans}
-    whole = {tuple(row[name] for name in _PART_KEY) for row in rows} == expected and len(rows) == len(expected)
-    return table if whole else None
+    return table if is_of(table, [sample], metrics, portion.plans) else None
+
+
+def is_of(table: pa.Table, samples: Iterable[Sample], metrics: Sequence[Metric], plans: Sequence[Plan]) -> bool:
+    """Returns whether measurements are of all these samples by all these metrics and plans, once each, and of nothing else."""
+    rows = table.select(_PART_KEY).to_pylist()
+    expected = {
+        (sample.sample_id, sample.task, sample.dataset, metric.name, *plan.key)
+        for sample in samples
+        for metric in metrics
+        for plan in plans
+    }
+    return {tuple(row[name] for name in _PART_KEY) for row in rows} == expected and len(rows) == len(expected)

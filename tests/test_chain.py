@@ -249,6 +249,27 @@ class TestGoingOn:
         assert measured(words).rows == found.rows
         assert len(calls) == 2 * RECORDS
 
+    @pytest.mark.parametrize("rows", [slice(0, None), slice(0, 0), slice(0, 1), slice(1, None)])
+    def test_a_file_that_lacks_rows_or_footer_is_measured_again(
+        self, folder: Path, tmp_path: Path, calls: list[str], rows: slice
+    ) -> None:
+        words = command(folder, NAMES, "--first", "1:2", "--second", "2:3", "--out", tmp_path)
+        found = measured(words)
+        file = Path(found.document["file"])
+        table = pq.read_table(file)
+        metadata = None if rows == slice(0, None) else table.schema.metadata
+        pq.write_table(table[rows].replace_schema_metadata(metadata), file)
+        assert measured(words).rows == found.rows
+        assert len(calls) == 2 * RECORDS
+
+    def test_a_file_of_another_chain_is_measured_again(self, folder: Path, tmp_path: Path, calls: list[str]) -> None:
+        words = command(folder, NAMES, "--first", "1:2", "--second", "2:3", "--out", tmp_path)
+        found = measured(words)
+        other = measured([*words, "--max-context-tokens", "90"])
+        shutil.copyfile(other.document["file"], found.document["file"])
+        assert measured(words).rows == found.rows
+        assert len(calls) == 3 * RECORDS
+
 
 def test_a_home_folder_is_expanded(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places: list[Path] = []

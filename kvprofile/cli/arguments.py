@@ -23,7 +23,8 @@ ConfidenceOption = Annotated[float | None, typer.Option(help="Of the upper bound
 MaxStartsOption = Annotated[
     int | None,
     typer.Option(
-        help="Only plans that start at layer 0 or at one of so many layers, whose E is kept; they are chosen."
+        help="Only plans that start at layer 0 or at one of so many layers, whose E is kept: those with the best mean "
+        "quality over all levels of recompute, whatever --max-loss."
     ),
 ]
 MemoryOption = Annotated[

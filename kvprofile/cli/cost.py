@@ -23,7 +23,11 @@ def cost(
     bandwidth: Annotated[str, typer.Option(help="Of the link, such as 10Gbps or 25GB/s.")] = "1,10,100,200Gbps",
     latency: Annotated[str, typer.Option(help="Before the first byte, such as 1ms.")] = "0ms",
     mode: Annotated[
-        str, typer.Option(help="How caches are loaded: load_all, load_reused or overlapped.")
+        str,
+        typer.Option(
+            help="load_all: E and the K/V of every layer, then compute. load_reused: without the K/V of recomputed layers. "
+            "overlapped: recompute as soon as E is there, K/V meanwhile."
+        ),
     ] = "overlapped",
     task: OnlyTaskOption = None,
     dataset: OnlyDatasetOption = None,

@@ -17,7 +17,8 @@ from kvprofile.cli.arguments import (
     SplitOption,
 )
 from kvprofile.cli.options import MAX_STARTS_ALONE
-from kvprofile.cli.output import JsonFlag, print_json
+from kvprofile.cli.output import JsonFlag, log, print_json
+from kvprofile.report.text import print_line
 
 if TYPE_CHECKING:
     from kvprofile.report.serving import Served
@@ -56,14 +57,23 @@ def select(
     That is the cheapest one, unless --slo leaves time for more recompute and so better quality. Exits with 1 if it is the full
     prefill.
     """
-    from kvprofile.errors import BadInput
-    from kvprofile.limits import BOUND_METHOD, parse_loss, parse_rule
+    from kvprofile.errors import BadInput, one_of
+    from kvprofile.limits import BOUND_METHOD, RULES, parse_loss, parse_rule
     from kvprofile.report.documents import selection_document
     from kvprofile.report.frontier import everywhere, frontier_blocks
-    from kvprofile.report.serving import Served, decide, decided_rows, decision_document, kept_of, with_kept_starts
+    from kvprofile.report.serving import (
+        Served,
+        decide,
+        decided_rows,
+        kept_of,
+        rejected_since,
+        with_decision,
+        with_kept_starts,
+    )
     from kvprofile.runtime.store import load_usable
 
-    limit, by = parse_loss(max_loss), "point" if rule == "validated" else parse_rule(rule)
+    limit = parse_loss(max_loss)
+    by = "point" if one_of(rule, (*RULES, "validated"), "rule") == "validated" else parse_rule(rule)
     request = _request(tokens, bandwidth, latency, waiting, slo)
     alone = split is None and not all_tasks and confidence is None and by != "certified"
     per_request = rule == "validated" or request != Served()
@@ -77,15 +87,17 @@ def select(
     if len(blocks) > 1 and not all_tasks:
         known = ", ".join(f"{block.task}/{block.dataset}" for block in blocks)
         raise BadInput(f"the profile has {known}; choose with --task and --dataset, or give --all-tasks")
-    block, decision = blocks[0], None
+    block, decided = blocks[0], None
     rows = [block.selected] if block.selected is not None else None
     if all_tasks:
         rows = everywhere(blocks, by)
     elif per_request or (alone and loaded.header["bounds"] == BOUND_METHOD):
-        decision = decide(loaded, block, limit, rule, request)
-        rows = decided_rows(block, decision)
-    document = {**selection_document(loaded, blocks, rows), "rule": rule, **kept_of(block, kept)}
-    print_json({**document, "decision": None if decision is None else decision_document(decision)})
+        decided = decide(loaded, block, limit, rule, request)
+        rows = decided_rows(block, decided.decision)
+    if remark := rejected_since(profile, loaded.folder):
+        print_line(log(), remark)
+    document = {**selection_document(loaded, blocks, rows), **kept_of(block, kept), "decision": None}
+    print_json(document if decided is None else with_decision(document, loaded, rows, decided))
     if rows is None:
         raise typer.Exit(1)
 

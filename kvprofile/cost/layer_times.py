@@ -265,7 +265,7 @@ def break_even_gbps(request: Request, full_ms: float, latency_ms: float, mode: M
         mode: How caches are loaded.
 
     Returns:
-        None if it comes no earlier at any bandwidth, 0 if it comes earlier at every one.
+        None if it comes no earlier at any bandwidth that a float holds, 0 if it comes earlier at every one.
     """
     alone = request._replace(arrives_ms=0.0)
 
@@ -283,5 +283,8 @@ def break_even_gbps(request: Request, full_ms: float, latency_ms: float, mode: M
     early, late = 0.0, full_ms / shipped  # no later than then everything would have come
     while late - early > _TOLERANCE * late:
         middle = (early + late) / 2
+        if middle in (early, late):  # no float lies between
+            break
         early, late = (early, middle) if later(middle) else (middle, late)
-    return 1 / (late * GBPS)
+    even = math.inf if late * GBPS == 0 else 1 / (late * GBPS)
+    return even if math.isfinite(even) else None

@@ -8,6 +8,7 @@ whatever goes wrong with the link ends in the receiver's own full prefill.
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -26,6 +27,7 @@ from kvprofile.errors import BadInput
 from kvprofile.layers import LayerRange
 
 TIMEOUT_MS = 30_000.0
+LONGEST_TIMEOUT_MS = 86_400_000.0
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,16 @@ class Served:
 
 
 def request_identity(sender_weights_sha256: str, token_ids: Sequence[int], group: LayerRange) -> RequestIdentity:
-    """Returns what the frames of a request have to name."""
-    return RequestIdentity(sender_weights_sha256, token_sha256(token_ids), _normal(group))
+    """Returns what the frames of a request have to name.
+
+    Raises:
+        BadInput: If a token id is no int32.
+    """
+    try:
+        context_sha256 = token_sha256(token_ids)
+    except struct.error as error:
+        raise BadInput(f"the context has a token id that is no int32 ({error}); give ids of the vocabulary") from error
+    return RequestIdentity(sender_weights_sha256, context_sha256, _normal(group))
 
 
 def ship(
@@ -63,10 +73,11 @@ def ship(
         mode: As the receiver's.
 
     Raises:
-        BadInput: If the group is none of the sender's.
+        BadInput: If the group is none of the sender's or the mode is unknown.
         OSError: If the receiver has gone.
     """
     _check_group(group, len(capture.kv))
+    _check_mode(mode)
     identity = request_identity(sender_weights_sha256, capture.token_ids, group)
     shipped = parts(identity.group, mode, capture.kv, lambda layer: capture.entering[layer])
     for number, part in enumerate(shipped):
@@ -94,17 +105,19 @@ def consume(
         sender_weights_sha256: Fingerprint of the sender that the plan was profiled with; frames of another are refused.
         source: Where frames come from; it is closed at the end, whatever happens.
         mode: `overlapped`, or one of the two that load first and compute then.
-        timeout_ms: Until the last frame has to be there.
+        timeout_ms: Until the last frame has to be there; above 0, at most a day.
         say: Called with a sentence if the sender's cache is not used.
 
     Raises:
-        BadInput: If the group is none of the receiver's, the context or the answer has no token, the mode is unknown, or the
-            receiver is spread over several devices.
+        BadInput: If the group is none of the receiver's, the context or the answer has no token, a token id is no int32, the
+            mode is unknown, the timeout cannot be, or the receiver is spread over several devices.
     """
     begun = time.monotonic()
     with closing(source):
         identity = request_identity(sender_weights_sha256, token_ids, group)
         _check(receiver, identity.group, token_ids, question, mode)
+        if not 0 < timeout_ms <= LONGEST_TIMEOUT_MS:
+            raise BadInput(f"a timeout of {timeout_ms} ms cannot be; give one above 0 and up to {LONGEST_TIMEOUT_MS:g}")
         kv, hidden = receiver.context_like(len(token_ids))
         expected = list(parts(identity.group, mode, kv, lambda _: hidden))
         loader = Loader(source, expected, identity, receiver.model.device, begun, timeout_ms)
@@ -139,13 +152,17 @@ def _check(receiver: Decoder, group: LayerRange, token_ids: Sequence[int], quest
     _check_group(group, len(receiver.layers))
     if not token_ids or not question.suffix or question.max_new_tokens < 1:
         raise BadInput("context, suffix and answer need at least one token each")
-    if mode not in MODES:
-        raise BadInput(f'"{mode}" is no way to load a cache; take one of {", ".join(MODES)}')
+    _check_mode(mode)
     places = sorted({str(place) for place in getattr(receiver.model, "hf_device_map", {}).values()})
     if len(places) > 1:
         raise BadInput(
             f"the receiver is spread over {', '.join(places)}, and caches are loaded to one device; load it whole on one"
         )
+
+
+def _check_mode(mode: Mode) -> None:
+    if mode not in MODES:
+        raise BadInput(f'"{mode}" is no way to load a cache; take one of {", ".join(MODES)}')
 
 
 def _answer(

@@ -60,10 +60,17 @@ class WireCost(NamedTuple):
 
 
 class CostBlock(NamedTuple):
-    """The costs of one task, dataset and metric, by context tokens."""
+    """The costs of one task, dataset and metric.
+
+    Attributes:
+        block: What they are of.
+        contexts: By context tokens.
+        untimed: Why there is no time at some of them.
+    """
 
     block: Block
     contexts: dict[int, list[WireCost]]
+    untimed: dict[int, str]
 
 
 def layer_times(profile: Profile) -> LayerTimes | None:
@@ -89,27 +96,54 @@ def cost_blocks(
         only: As for `frontier_blocks`: `task`, `dataset`, `metric`.
 
     Raises:
-        BadInput: If the profile has no layer times, none for such contexts, or not what is asked for.
+        BadInput: If the profile has no layer times, none for any such context, or not what is asked for.
     """
     times = layer_times(profile)
     if times is None:
         raise BadInput(
             f"{profile.folder} has no layer times; sweep again with this version of kvprofile to measure them"
         )
-    blocks = []
-    for block in frontier_blocks(profile, **only):
-        lengths = tokens or [median_tokens(block)]
-        blocks.append(CostBlock(block, {length: wire_costs(block, times, length, wire, modes) for length in lengths}))
-    return blocks
+    found = [(block, tokens or [median_tokens(block)]) for block in frontier_blocks(profile, **only)]
+    asked = {length for _, lengths in found for length in lengths}
+    untimed = {length: why for length in asked if (why := _not_timed_at(times, length))}
+    if untimed.keys() == asked:
+        raise BadInput(untimed[min(asked)])
+    return [
+        CostBlock(
+            block,
+            {at: wire_costs(block, times, at, wire, modes, untimed.get(at)) for at in lengths},
+            {at: untimed[at] for at in lengths if at in untimed},
+        )
+        for block, lengths in found
+    ]
 
 
-def wire_costs(block: Block, times: LayerTimes, tokens: int, wire: Wire, modes: Sequence[Mode]) -> list[WireCost]:
-    """Returns the costs of full reuse, the frontier's plans and full prefill, by recompute."""
+def _not_timed_at(times: LayerTimes, tokens: int) -> str | None:
+    try:
+        times.at(tokens)
+    except BadInput as error:
+        return str(error)
+    return None
+
+
+def wire_costs(
+    block: Block, times: LayerTimes, tokens: int, wire: Wire, modes: Sequence[Mode], untimed: str | None = None
+) -> list[WireCost]:
+    """Returns the costs of full reuse, the frontier's plans and full prefill, by recompute.
+
+    Args:
+        block: One task, dataset and metric.
+        times: Of the profile.
+        tokens: The context's length.
+        wire: The link.
+        modes: Those wanted.
+        untimed: Why `times` has none at that length, None where it has.
+    """
     arms = [block.arms[name] for name in ("full_reuse", "full_prefill") if name in block.arms]
     rows = {plan_key(row): row for row in (*arms, *block.frontier)}
     layer_bytes = kv_bytes_per_layer(block.rows)
     ordered = sorted(rows.values(), key=lambda row: (row["strategy"] == "full_prefill", row["recompute_fraction"]))
-    return [_wire_cost(row, layer_bytes, times, tokens, wire, modes) for row in ordered]
+    return [_wire_cost(row, layer_bytes, times, tokens, wire, modes, untimed) for row in ordered]
 
 
 def median_tokens(block: Block) -> int:
@@ -126,10 +160,16 @@ def median_tokens(block: Block) -> int:
 
 
 def _wire_cost(
-    row: Row, layer_bytes: Sequence[int], times: LayerTimes, tokens: int, wire: Wire, modes: Sequence[Mode]
+    row: Row,
+    layer_bytes: Sequence[int],
+    times: LayerTimes,
+    tokens: int,
+    wire: Wire,
+    modes: Sequence[Mode],
+    untimed: str | None,
 ) -> WireCost:
     kv_bytes, e_bytes = (bytes_of(row[name], tokens) for name in ("kv_bytes_per_token", "e_bytes_per_token"))
-    if reason := not_timed(row):
+    if reason := not_timed(row) or untimed:
         return WireCost(row, kv_bytes, e_bytes, None, None, reason)
     request = request_of(row, layer_bytes, times, tokens)
     links = [Link(gbps * GBPS, wire.latency_ms) for gbps in wire.gbps]
@@ -167,7 +207,7 @@ def cost_document(profile: Profile, blocks: Sequence[CostBlock], wire: Wire, mod
                     for tokens, costs in contexts.items()
                 ],
             }
-            for block, contexts in blocks
+            for block, contexts, _ in blocks
         ],
     }
 
@@ -191,13 +231,15 @@ def print_costs(console: Console, profile: Profile, blocks: Sequence[CostBlock],
     times = layer_times(profile)
     assert times is not None
     wide = not console.is_terminal or console.width >= _WIDTH_FOR_BYTES
-    for block, contexts in blocks:
+    for block, contexts, untimed in blocks:
         for tokens, costs in contexts.items():
             print_line(console, f"{block.task} / {block.dataset}, {block.metric}; contexts of {tokens} tokens")
             print_table(console, _table(block, costs, wire, mode, wide))
             for cost in costs:
-                if cost.not_known:
+                if cost.not_known and cost.not_known != untimed.get(tokens):
                     print_line(console, f"{plan_text(cost.row)}: not known, {cost.not_known}")
+            if tokens in untimed:
+                print_line(console, f"no times: {untimed[tokens]}")
             console.print()
     if not wide:
         print_line(console, "(KV and E to ship: in a wider terminal, or with --json)")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -14,10 +15,13 @@ from kvprofile.layers import plan_key
 from kvprofile.limits import LossLimit
 from kvprofile.report.frontier import Block, Row, frontier_blocks
 from kvprofile.report.terminal import number
+from kvprofile.report.validations import loss_text
+from kvprofile.resources import expanded
 from kvprofile.runtime.plan import ChosenPlan
-from kvprofile.runtime.policy import Decision, Policy, parse_policy_rule
-from kvprofile.runtime.reading import from_reader
-from kvprofile.store.reader import Profile
+from kvprofile.runtime.policy import Decision, Policy, PolicyRule, parse_policy_rule
+from kvprofile.runtime.reading import from_reader, is_rejected
+from kvprofile.runtime.validated import as_float, newest_by_dataset
+from kvprofile.store.reader import PROFILE_FILE, Profile, is_url, versions
 
 if TYPE_CHECKING:
     from kvprofile.analysis.e_storage import KeptStarts
@@ -41,15 +45,73 @@ class Served(NamedTuple):
     target_ms: float | None = None
 
 
-def decide(profile: Profile, block: Block, limit: LossLimit, rule: str, request: Served) -> Decision:
+class Decided(NamedTuple):
+    """What a runtime would do.
+
+    Attributes:
+        decision: The decision.
+        rule: By which rule.
+        allows: Whether any plan is within the loss by that rule, even if none is taken.
+    """
+
+    decision: Decision
+    rule: PolicyRule
+    allows: bool
+
+
+def decide(profile: Profile, block: Block, limit: LossLimit, rule: str, request: Served) -> Decided:
     """Returns what a runtime would do with a request about a block's task.
 
     Raises:
         BadInput: If the rule is none of a policy's.
     """
-    policy = Policy(limit, parse_policy_rule(rule), request.target_ms, block.task, block.dataset, block.metric)
+    by = parse_policy_rule(rule)
+    policy = Policy(limit, by, request.target_ms, block.task, block.dataset, block.metric)
     tokens = 1 if request.tokens is None else request.tokens  # where they are not said, nothing asks for them
-    return policy.decide(from_reader(profile), tokens, request.waiting, request.link)
+    decider = policy.on(from_reader(profile))
+    return Decided(decider.decide(tokens, request.waiting, request.link), by, bool(decider.allowed))
+
+
+def with_decision(document: Row, profile: Profile, rows: Sequence[Row] | None, decided: Decided) -> Row:
+    """Returns what `kvprofile select` says, with what a runtime would do: its rule, how sure it is and its reasons.
+
+    Args:
+        document: From `selection_document`, of one block.
+        profile: The profile.
+        rows: From `decided_rows`.
+        decided: From `decide`.
+    """
+    (task,) = document["tasks"]
+    said: Row = {"rule": decided.rule}
+    sureness = document["sureness"]
+    if decided.rule == "validated" or (rows is None and decided.allows):
+        said[
+            "samples_needed"
+        ] = []  # those are for the rule of one measurement, or for a plan that was not shown to be within
+    if rows is None and decided.allows:
+        untimed = decided.decision.first_token_ms is None
+        why = "the time is not known" if untimed else "full prefill is taken for its time"
+        sureness = f"a plan is within the limit, but {why}"
+    elif rows is None and decided.rule == "validated":
+        sureness = "no plan is shown to be within the limit on fresh data; check one with `kvprofile validate`"
+    elif rows is not None and decided.rule == "validated":
+        sureness = f"held on fresh data: {'; '.join(_held(rows[0], profile.validations()))}"
+    return {
+        **document,
+        "rule": decided.rule,
+        "sureness": sureness,
+        "tasks": [{**task, **said}],
+        "decision": decision_document(decided.decision),
+    }
+
+
+def _held(row: Row, validations: Sequence[Row]) -> Iterator[str]:
+    """Yields on what data a plan was last validated, and at most how much it loses there."""
+    for dataset, (one, plan) in newest_by_dataset(row, validations).items():
+        upper = loss_text(as_float(plan["loss_upper"]), plan["unit"])
+        at = f"{100 * one['confidence']:g}%"
+        bound = "no upper bound of its loss is known" if upper is None else f"it loses at most {upper} at {at}"
+        yield f"on {one['samples']} samples of {dataset}, {bound}"
 
 
 def decided_rows(block: Block, decision: Decision) -> list[Row] | None:
@@ -112,6 +174,23 @@ def with_kept_starts(
 
     mask = pa.array([stays(row) for row in profile.rows.to_pylist()])
     return dataclasses.replace(profile, rows=profile.rows.filter(mask)), kept
+
+
+def rejected_since(path: str, folder: Path) -> str | None:
+    """Returns in a sentence that newer versions than the one a store or pair folder gave were rejected, None if none was.
+
+    Args:
+        path: What the user named; of a URL nothing is said, nor of a version's own folder.
+        folder: The version that it gave.
+    """
+    if is_url(path) or expanded(path) in (folder, folder / PROFILE_FILE):
+        return None
+    found = versions(folder.parent)
+    place = next((place for place, (_, one) in enumerate(found) if one == folder), len(found))
+    newer = [one.name for _, one in found[place + 1 :] if is_rejected(one)]
+    if not newer:
+        return None
+    return f"{newer[-1]} was rejected; this profile ({folder.name}) is of other weights if they changed since"
 
 
 def kept_of(block: Block, kept: Mapping[Source, KeptStarts]) -> dict[str, Any]:

@@ -32,7 +32,8 @@ def cache_key(plan: ChosenPlan, context: Sequence[int], namespace: str, *, dtype
         dtype: What the server keeps it in, if both its models do not compute in the dtype of the profile.
 
     Raises:
-        BadInput: If the profile does not tell what its models are, or context or namespace are empty or of other kinds.
+        BadInput: If the profile does not tell what its models are, or context or namespace are empty or of other kinds, or a
+            text is no valid Unicode.
     """
     pair = plan.pair
     _require_known(pair.sender, "sender")
@@ -52,14 +53,17 @@ def exact_cache_key(model: Fingerprint, dtype: str, context: Sequence[int], name
         namespace: As for `cache_key`.
 
     Raises:
-        BadInput: If a digest of the model is not known, or context or namespace are empty or of other kinds.
+        BadInput: If a digest of the model is not known, or context or namespace are empty or of other kinds, or a text is
+            no valid Unicode.
     """
     _require_known(model, "model")
     return _key("exact", namespace, [*model, _text(dtype, "dtype")], context)
 
 
 def _key(kind: str, namespace: str, what: list[Any], context: Sequence[int]) -> str:
-    held = json.dumps([_text(namespace, "namespace"), *what], ensure_ascii=True, separators=(",", ":")).encode()
+    texts = [_text(namespace, "namespace"), *what]
+    _require_unicode(texts)
+    held = json.dumps(texts, ensure_ascii=True, separators=(",", ":")).encode()
     digest = hashlib.sha256(f"kvprofile {kind} KV, key {KEY_VERSION}\n".encode())
     for part in (held, _tokens(context)):
         digest.update(len(part).to_bytes(8, "little"))
@@ -83,6 +87,13 @@ def _text(value: str, name: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise BadInput(f"the {name} of a cache key is empty or no text; give one")
     return value
+
+
+def _require_unicode(values: Sequence[Any]) -> None:
+    """Refuses lone surrogates: in JSON, two of them in a row are the very text of the character that such a pair stands for."""
+    for value in values:
+        if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise BadInput(f"{ascii(value)[:40]} in a cache key has a lone surrogate; give valid Unicode")
 
 
 def _require_known(model: Fingerprint, role: str) -> None:

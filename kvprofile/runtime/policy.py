@@ -10,7 +10,7 @@ from kvprofile.cost.layer_times import LayerMs, kv_bytes_per_layer, not_timed, r
 from kvprofile.cost.timeline import Link, Mode, first_tokens_ms, parse_mode
 from kvprofile.errors import BadInput, one_of
 from kvprofile.layers import LayerRange, describe
-from kvprofile.limits import LossLimit, Rule, parse_loss
+from kvprofile.limits import LossLimit, Rule, loss_limit
 from kvprofile.runtime.plan import ChosenPlan
 from kvprofile.runtime.profile import Row, RuntimeProfile, Source
 from kvprofile.runtime.validated import VALIDATIONS, why_not_validated
@@ -81,7 +81,7 @@ class Policy(NamedTuple):
         Raises:
             BadInput: If the profile lacks what the policy names, or the policy is none.
         """
-        limit = self.max_loss if isinstance(self.max_loss, LossLimit) else parse_loss(self.max_loss)
+        limit = loss_limit(self.max_loss)
         parse_policy_rule(self.rule)
         parse_mode(self.loading)
         if self.latency_target_ms is not None and not self.latency_target_ms > 0:
@@ -154,7 +154,8 @@ class Decider:
             )
         target, times = self._policy.latency_target_ms, self._profile.times
         if not self.allowed:
-            return self._full(f"no plan is within {self._limit} by rule {self._policy.rule}")
+            mend = "; check one on fresh data with `kvprofile validate`" if self._policy.rule == "validated" else ""
+            return self._full(f"no plan is within {self._limit} by rule {self._policy.rule}{mend}")
         if waiting > 0:
             return self._cheapest(f"{waiting} waiting")
         if target is None:

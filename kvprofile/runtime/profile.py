@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from kvprofile.cost.layer_times import LayerMs, LayerTimes
 from kvprofile.errors import BadInput
-from kvprofile.limits import BOUND_METHOD, LossLimit, Rule, parse_loss
+from kvprofile.limits import BOUND_METHOD, LossLimit, Rule, loss_limit
 from kvprofile.runtime.fingerprint import Fingerprint, Pair, same_model
 from kvprofile.runtime.plan import ChosenPlan
 from kvprofile.runtime.staircase import Staircase, staircase
@@ -100,11 +100,11 @@ class RuntimeProfile:
             rule: `point` for the measured loss, `bound` for its upper bound.
 
         Raises:
-            BadInput: If the profile has no such task, metric or dataset, or several fit, or the rule is another.
+            BadInput: If the profile has no such task, metric or dataset, or several fit, or the limit or the rule is none.
         """
         if rule not in _RULES:
             raise BadInput(f"a profile alone cannot tell by rule {rule!r}; use bound or point, or `kvprofile select`")
-        limit = max_loss if isinstance(max_loss, LossLimit) else parse_loss(max_loss)
+        limit = loss_limit(max_loss)
         return self._blocks[self.source(task, dataset, metric)][limit.unit, rule].within(limit)
 
     def is_for(self, sender: Fingerprint, receiver: Fingerprint) -> bool:

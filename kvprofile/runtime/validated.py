@@ -25,18 +25,24 @@ def why_not_validated(row: Row, limit: LossLimit, validations: Sequence[Row]) ->
         limit: The loss to accept, whatever a validation promised.
         validations: As `store.reader.Profile.validations`, oldest first.
     """
-    newest: dict[str, Row] = {}
-    for one in validations:
-        if (one["task"], one["metric"]) == (row["task"], row["metric"]):
-            for plan in one["plans"]:
-                if plan_key(plan) == plan_key(row):
-                    newest[one["dataset"]] = plan
-    for dataset, plan in newest.items():
+    newest = newest_by_dataset(row, validations)
+    for dataset, (_, plan) in newest.items():
         if not limit.allows(_losses(plan)):
             return f"lost more than {limit} in the validation on {dataset}"
         if plan["held"] is False:
             return f"broke its promise in the validation on {dataset}"
-    return None if any(plan["held"] for plan in newest.values()) else "not validated"
+    return None if any(plan["held"] for _, plan in newest.values()) else "not validated"
+
+
+def newest_by_dataset(row: Row, validations: Sequence[Row]) -> dict[str, tuple[Row, Row]]:
+    """Returns the newest validation of a row's plan on each fresh data set, and what it says of the plan."""
+    newest: dict[str, tuple[Row, Row]] = {}
+    for one in validations:
+        if (one["task"], one["metric"]) == (row["task"], row["metric"]):
+            for plan in one["plans"]:
+                if plan_key(plan) == plan_key(row):
+                    newest[one["dataset"]] = one, plan
+    return newest
 
 
 def _losses(plan: Row) -> dict[str, float | None]:

@@ -72,6 +72,20 @@ def test_median_context_if_no_length_is_given(folder: Path) -> None:
     assert [one["context_tokens"] for one in block["contexts"]] == [100]
 
 
+def test_a_length_that_was_not_timed_does_not_hide_the_others(folder: Path) -> None:
+    timed, not_timed = document(folder, "--tokens", "100,2000")["blocks"][0]["contexts"]
+    assert timed == document(folder, "--tokens", "100")["blocks"][0]["contexts"][0]
+    assert not_timed["context_tokens"] == 2000
+    for plan in not_timed["plans"]:
+        assert (plan["modelled_first_token_ms"], plan["break_even_gbps"]) == (None, None)
+        assert plan["not_known"].startswith("layers were timed at contexts of 50 to 200 tokens, not at 2000")
+    assert not_timed["plans"][0]["kv_bytes"] == 6 * 256 * 2000
+    shown = run("cost", folder, "--tokens", "100,2000", "--bandwidth", "1Gbps").output
+    assert shown.count("timed at contexts of 50 to 200 tokens, not at 2000") == 1
+    lines = [line.split() for line in shown.splitlines() if line.startswith("full_reuse")]
+    assert lines[0][-1] != lines[1][-1] == lines[1][-2] == "–"
+
+
 def test_the_table_shows_the_chosen_mode(folder: Path) -> None:
     output = run("cost", folder, "--bandwidth", "0.1Gbps", "--latency", "2ms").output
     assert "qa / hotpotqa, f1; contexts of 100 tokens" in output
@@ -121,6 +135,7 @@ def test_a_model_of_one_layer(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--tokens", 4096), "timed at contexts of 50 to 200 tokens, not at 4096; give a length between"),
+        (("--tokens", "4096,8192"), "timed at contexts of 50 to 200 tokens, not at 4096; give a length between"),
         (("--tokens", "many"), "'many' is not a number of tokens"),
         (("--bandwidth", "10"), "'10' has no unit"),
         (("--latency", "1"), "'1' has no unit"),

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from kvprofile.cli import app
 from kvprofile.cost.layer_times import LayerMs
+from kvprofile.errors import BadInput
 from kvprofile.report import serving
 from kvprofile.runtime import RuntimeProfile, load_profile
 from kvprofile.store import reader
@@ -87,6 +88,27 @@ def test_a_latency_target_leaves_time_for_quality(folder: Path) -> None:
     assert (waiting["plan"], waiting["decision"]["why"]) == ("full_reuse", "fewest recomputed layers: 2 waiting")
 
 
+def test_a_plan_within_the_limit_that_is_not_taken_is_not_denied(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(times: Any, slo: str) -> tuple[Any, Any, str]:
+        made = serving.from_reader
+        with monkeypatch.context() as patched:
+            patched.setattr(serving, "from_reader", lambda profile: made(profile).with_times(times))
+            found = document("select", folder, "--max-loss", "0.5%", *REQUEST, "--slo", slo)
+        return found["plan"], found["tasks"][0]["samples_needed"], found["sureness"]
+
+    class Untimed(Timed):
+        def at(self, tokens: int) -> LayerMs:
+            raise BadInput("layers were timed at contexts of 10 to 20 tokens")
+
+    for times, slo, why in ((Untimed(), "1ms", "the time is not known"), (Timed(), "1s", "full prefill is taken")):
+        plan, needed, sureness = asked(times, slo)
+        assert (plan, needed) == ("full_prefill", [])
+        assert sureness.startswith(f"a plan is within the limit, but {why}")
+    denied = document("select", folder, "--max-loss", "0%", "--rule", "bound", *REQUEST, "--slo", "1s")
+    assert denied["sureness"] == "no plan is shown to be within the limit"
+    assert denied["tasks"][0]["samples_needed"]
+
+
 def test_a_profile_without_times_says_so(folder: Path) -> None:
     found = document("select", folder, "--max-loss", "45%", *REQUEST, "--slo", "500ms")
     assert found["plan"] == "full_reuse"
@@ -98,7 +120,10 @@ def test_validated_needs_a_validation_that_held(tmp_path: Path) -> None:
     result = run("select", folder, "--max-loss", "5%", "--rule", "validated")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
-    assert found["rule"] == "validated"
+    assert found["rule"] == found["tasks"][0]["rule"] == "validated"
+    assert found["decision"]["why"].endswith("by rule validated; check one on fresh data with `kvprofile validate`")
+    assert found["sureness"].endswith("on fresh data; check one with `kvprofile validate`")
+    assert found["tasks"][0]["samples_needed"] == []
     assert {"plan": "layers 2–3 (2 of 6)", "why_not": "not validated"}.items() <= found["decision"]["considered"][
         2
     ].items()
@@ -106,6 +131,8 @@ def test_validated_needs_a_validation_that_held(tmp_path: Path) -> None:
     found = document("select", folder, "--max-loss", "5%", "--rule", "validated")
     assert found["plan"] == "layers 2–3 (2 of 6)"
     assert found["validated_on_fresh_data"] == ["musique (8 samples): loss 0.0%"]
+    assert found["rule"] == found["tasks"][0]["rule"] == "validated"
+    assert found["sureness"] == "held on fresh data: on 8 samples of musique, it loses at most 10.0% at 95%"
 
 
 def test_it_reads_the_profile_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +156,16 @@ def test_it_reads_the_profile_once(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_rejected_version_is_not_selected_from(tmp_path: Path) -> None:
     older, newer = publish_profile(tmp_path), publish_profile(tmp_path)
     (newer / "rejected.json").write_text("{}")
-    assert document("select", tmp_path, "--max-loss", "5%")["profile"] == str(older)
+    result = run("select", tmp_path, "--max-loss", "5%")
+    assert json.loads(result.stdout)["profile"] == str(older)
+    sentence = "v0002 was rejected; this profile (v0001) is of other weights if they changed since"
+    assert " ".join(result.stderr.split()) == sentence
+    assert run("select", older, "--max-loss", "5%").stderr == "", "it was asked for"
+    assert run("select", older / "profile.parquet", "--max-loss", "5%").stderr == ""
+    (older / "rejected.json").write_text("{}")
+    third = publish_profile(tmp_path)
+    result = run("select", older.parent, "--max-loss", "5%")
+    assert (json.loads(result.stdout)["profile"], result.stderr) == (str(third), ""), "those before do not matter"
     assert "was rejected" in str(run("select", newer, "--max-loss", "5%").exception)
 
 
@@ -147,6 +183,8 @@ def test_a_rejected_version_is_not_selected_from(tmp_path: Path) -> None:
         ([*REQUEST, "--rule", "certified"], "are about one request"),
         (["--rule", "validated", "--split", "0.5"], "are about one request"),
         (["--waiting", "1", "--all-tasks"], "are about one request"),
+        (["--rule", "foo"], "rules are point, bound, certified, validated"),
+        (["--rule", "validatd"], 'did you mean "validated"'),
         (["--max-starts", "-1"], "give 0 or more"),
         (["--max-starts", "1", "--rule", "certified"], "--max-starts chooses by all samples"),
         (["--max-starts", "1", "--split", "0.5"], "--max-starts chooses by all samples"),

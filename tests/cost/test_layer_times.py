@@ -254,6 +254,18 @@ def test_no_bandwidth_matters_to_who_ships_nothing() -> None:
     assert break_even_gbps(request, 8.0, 0.0, "overlapped") is None, "no earlier than itself"
 
 
+@pytest.mark.parametrize("ms", [5e-324, 1e-323, 1e-318])
+@pytest.mark.parametrize("mode", MODES)
+def test_times_next_to_nothing_break_even_nowhere(ms: float, mode: Any) -> None:
+    request = Request(LayerRange(0, 0), [LayerCost(10**6, 0.0, 0.0)] * 3, e_bytes=0)
+    assert break_even_gbps(request, ms, 0.0, mode) is None
+
+
+def test_the_largest_break_even_is_finite() -> None:
+    request = Request(LayerRange(0, 0), [LayerCost(1, 0.0, 0.0)], e_bytes=0)
+    assert break_even_gbps(request, 1e-300, 0.0, "overlapped") == pytest.approx(1e300 / GBPS)
+
+
 def test_it_needs_the_standard_library_only() -> None:
     code = "import json, sys, kvprofile.cost.layer_times; print(json.dumps(sorted({n.split('.')[0] for n in sys.modules})))"
     loaded = set(

@@ -37,6 +37,29 @@ def expected(receiver: Decoder, theirs: Capture, group: LayerRange) -> tuple[int
     return greedy(receiver, mixed, *QUESTION)
 
 
+@pytest.mark.parametrize("timeout_ms", [float("inf"), float("nan"), 1e300, 0.0, -1.0])
+def test_a_timeout_that_cannot_be_is_refused(timeout_ms: float, tmp_path: Path) -> None:
+    """And does not throw a good cache away."""
+    receiver = tiny_decoder("llama", 2)
+    with sending([]) as link:
+        for source in (link.source, FolderSource(tmp_path)):
+            with pytest.raises(BadInput, match=r"a timeout of .* ms cannot be; give one above 0"):
+                consume(receiver, CONTEXT, QUESTION, GROUPS[1], SENDER, source, timeout_ms=timeout_ms)
+
+
+@pytest.mark.parametrize("token", [2**31, -(2**31) - 1])
+def test_a_token_id_that_is_no_int32_is_refused(token: int, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="a token id that is no int32"):
+        consume(tiny_decoder("llama", 2), [5, token], QUESTION, GROUPS[1], SENDER, FolderSource(tmp_path))
+
+
+def test_a_sender_refuses_an_unknown_mode(tmp_path: Path) -> None:
+    theirs, mode = capture(tiny_decoder("llama", 1), CONTEXT), "bogus"
+    with pytest.raises(BadInput, match='"bogus" is no way to load a cache; take one of load_all'):
+        ship(theirs, GROUPS[1], SENDER, FolderSink(tmp_path), mode)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
 def over_socket(receiver: Decoder, theirs: Capture, group: LayerRange, mode: Mode) -> Served:
     with shipping(theirs, group, mode) as link:
         return consume(receiver, CONTEXT, QUESTION, group, SENDER, link.source, mode)

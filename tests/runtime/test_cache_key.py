@@ -89,7 +89,7 @@ PLANS: tuple[dict[str, Any], ...] = (
 )
 HOSTILE = (
     *("a", "b", "a ", "A", "a\n", "a\x00", "a\x00b", "\x00", "a,b", 'a","b', 'a"', "a\\", 'a\\"', "[]", '["a"]', "null"),
-    *("é", "e\u0301", "kvprofile exact KV, key 1\n", "kvprofile-exact-v1-", "a" * 64, "\ud800", "a/../b", "a:b", "1", "2"),
+    *("é", "e\u0301", "kvprofile exact KV, key 1\n", "kvprofile-exact-v1-", "a" * 64, "\ue000", "a/../b", "a:b", "1", "2"),
 )  # fmt: skip
 CONTEXTS: tuple[list[int], ...] = (
     *([1], [2], [1, 2], [2, 1], [12], [1, 2, 3], [12, 3], [1, 23], [123], [0], [0, 0], [0, 0, 0], [1, 0], [0, 1]),
@@ -143,6 +143,22 @@ def test_a_namespace_is_needed(name: Any) -> None:
         exact_cache_key(RECEIVER, "float32", [1], name)
     with pytest.raises(TypeError):
         cache_key(plan(), [1])  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["\ud83d\ude00", "a\udfff", "\ud800"])
+def test_lone_surrogates_are_refused(name: str) -> None:
+    """JSON cannot tell two of them in a row from the character that a pair of them stands for."""
+    for make in (
+        lambda: cache_key(plan(), [1], name),
+        lambda: cache_key(plan(), [1], "a", dtype=name),
+        lambda: cache_key(plan(params=name), [1], "a"),
+        lambda: cache_key(plan(Pair(SENDER, RECEIVER, name, "x")), [1], "a"),
+        lambda: exact_cache_key(RECEIVER, "float32", [1], name),
+        lambda: exact_cache_key(RECEIVER, name, [1], "a"),
+    ):
+        with pytest.raises(BadInput, match="lone surrogate"):
+            make()
+    assert cache_key(plan(), [1], "\U0001f600\ue000") != cache_key(plan(), [1], "\U0001f600\ud7ff")
 
 
 @pytest.mark.parametrize("context", [[], [-1], [1.0], "12", ["1"], [2**63], None, 3, [None]])

@@ -12,12 +12,15 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from kvprofile.runtime import Fingerprint, ProfileStore
 from kvprofile.store import reader
 from tests.profile_factory import add_timings, header, layer_timings, publish_profile
 
-SERVER = Path(__file__).parents[2] / "examples" / "server.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SERVER, UPDATE = EXAMPLES / "server.py", EXAMPLES / "update_adapter.py"
 
 
 def run(store: Path, check: Path) -> list[str]:
@@ -98,6 +101,34 @@ def test_it_prefills_for_models_that_were_not_measured(tmp_path: Path, check: Pa
     assert said[0].endswith("the sender's weights changed since v0001")
     assert said[1] == said[3] == "full prefill: no profile of these models"
     assert said[2].startswith("kvprofile-exact-v1-")
+
+
+def test_its_policy_shows_a_plan_on_few_samples(tmp_path: Path, check: Path) -> None:
+    """As on the demo, where upper bounds lie far above what was measured."""
+    publish_profile(tmp_path / "store", samples=20)
+    said = run(tmp_path / "store", check)
+    assert said[1].startswith("fewest recomputed layers: ")
+
+
+@pytest.mark.parametrize("words", [[], ["."], ["a", "b", "c"]])
+@pytest.mark.parametrize("script", [SERVER, UPDATE])
+def test_wrong_arguments_are_told_the_usage(script: Path, words: list[str], tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"usage: python examples/{script.name} ")
+    assert "Traceback" not in done.stderr
+
+
+def test_the_update_says_what_it_changed(tmp_path: Path) -> None:
+    file = tmp_path / "adapter_model.safetensors"
+    before = {"a": torch.linspace(-1, 1, 50), "b": torch.ones(3, 2)}
+    save_file(before, file)
+    words = [sys.executable, str(UPDATE), str(tmp_path)]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert said == f"{file}: moved 2 tensors by about 5% of their spread\n"
+    after = load_file(file)
+    assert 0 < float((after["a"] - before["a"]).std()) < 0.1
+    assert torch.equal(after["b"], before["b"]), "no spread"
 
 
 def test_it_imports_the_runtime_only() -> None:

@@ -96,7 +96,7 @@ def test_an_export_answers_as_its_profile_does(profile: RuntimeProfile, tmp_path
                 for metric in ("f1", "exact_match"):
                     rules: tuple[Rule, ...] = ("point", "bound")
                     for rule in rules:
-                        asked = LossLimit(100 * max(0.0, value), unit), task, metric, dataset, rule  # type: ignore[arg-type]
+                        asked = LossLimit(100 * min(max(0.0, value), 1.0), unit), task, metric, dataset, rule  # type: ignore[arg-type]
                         answers.add(plan := read.choose(*asked))
                         assert plan == profile.choose(*asked)
     assert len(answers) > 8

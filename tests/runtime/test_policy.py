@@ -75,6 +75,23 @@ def first_token(plan: LayerRange, tokens: int, link: Link) -> float:
     return first_tokens_ms([request], link, "overlapped")[0]
 
 
+@pytest.mark.parametrize(
+    ("value", "unit"),
+    [(float("nan"), "%"), (float("inf"), "pt"), (-1, "%"), (101, "pt"), ("5", "%"), (5, "pct"), (5, None)],
+)
+def test_a_limit_that_is_none_is_refused(value: Any, unit: Any) -> None:
+    limit = LossLimit(value, unit)
+    for ask in (lambda: profile().choose(limit), lambda: Policy(limit).on(profile())):
+        with pytest.raises(BadInput, match="cannot be; give a number from 0 to 100 and the unit"):
+            ask()
+
+
+@pytest.mark.parametrize(("value", "unit"), [(0, "%"), (100, "%"), (100.0, "pt")])
+def test_a_limit_at_either_end_is_one(value: float, unit: Any) -> None:
+    limit = LossLimit(value, unit)
+    assert profile().choose(limit) == Policy(limit).decide(profile(), 500).plan
+
+
 def test_while_requests_wait_the_fewest_recomputed_layers() -> None:
     decision = Policy("10%", latency_target_ms=10_000).decide(profile(), 500, waiting=3, link=FAST)
     assert group(decision) == (0, 2)
