@@ -82,9 +82,14 @@ def ls(out: Path | str) -> list[Entry]:
     return [entry for pair in pairs(out) for entry in pair_entries(pair)]
 
 
+def is_version(path: Path) -> bool:
+    """Returns whether a folder is named as a version is."""
+    return re.fullmatch(r"v\d{4,}", path.name) is not None
+
+
 def belongs_to_pair(path: Path) -> bool:
     """Returns whether a file or folder is of those that publishing and measuring leave in the folder of a pair."""
-    return re.fullmatch(r"v\d{4,}|run-[0-9a-f]+|\.lock|\.tmp-.*", path.name) is not None
+    return is_version(path) or re.fullmatch(r"run-[0-9a-f]+|\.lock|\.tmp-.*", path.name) is not None
 
 
 def pair_folders(store: Path) -> list[Path]:

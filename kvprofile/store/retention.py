@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from kvprofile.errors import BadInput
-from kvprofile.store.index import Entry, pair_entries, pair_folders
+from kvprofile.store.index import Entry, is_version, pair_entries, pair_folders
 from kvprofile.store.manifest import ACCEPTED_FILE, PINNED_FILE
 from kvprofile.store.reader import SENSITIVITY_FOLDER, VALIDATIONS_FOLDER, is_url, rejection, resolve
 from kvprofile.store.temporary import TEMPORARY, writer_of
@@ -128,13 +128,14 @@ def pin(path: str, pinned: bool) -> Path:
     """Returns the folder of the version that `path` means, after it was pinned against `prune`, or set free.
 
     Raises:
-        BadInput: If there is none, or it lies at a URL.
+        BadInput: If there is none, it goes meanwhile, or it lies at a URL.
     """
     folder = _in_a_folder(path, "pinned")
-    if pinned:
-        (folder / PINNED_FILE).touch()
-    else:
-        (folder / PINNED_FILE).unlink(missing_ok=True)
+    with _not_pruned(folder):
+        if pinned:
+            (folder / PINNED_FILE).touch()
+        else:
+            (folder / PINNED_FILE).unlink(missing_ok=True)
     return folder
 
 
@@ -142,13 +143,27 @@ def accept(path: str) -> Path:
     """Returns the folder of a rejected version, after it was let serve in spite of its rejection.
 
     Raises:
-        BadInput: If there is none, it was not rejected, or it lies at a URL.
+        BadInput: If there is none, it was not rejected, it goes meanwhile, or it lies at a URL.
     """
     folder = _in_a_folder(path, "accepted")
-    if rejection(folder) is None:
-        raise BadInput(f"{folder} is not rejected; name the rejected version, which `kvprofile store ls` shows")
-    (folder / ACCEPTED_FILE).touch()
+    with _not_pruned(folder):
+        if rejection(folder) is None:
+            raise BadInput(f"{folder} is not rejected; name the rejected version, which `kvprofile store ls` shows")
+        (folder / ACCEPTED_FILE).touch()
     return folder
+
+
+@contextmanager
+def _not_pruned(folder: Path) -> Iterator[None]:
+    """Keeps `prune` from a version's pair while the block runs; a version outside a pair is not locked.
+
+    Raises:
+        BadInput: If the version went before.
+    """
+    with _locked(folder.parent, wait=True) if is_version(folder) else nullcontext():
+        if not folder.is_dir():
+            raise BadInput(f"{folder} was removed meanwhile; `kvprofile store ls` lists what is there")
+        yield
 
 
 def _in_a_folder(path: str, done: str) -> Path:

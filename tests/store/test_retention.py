@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from kvprofile.errors import BadInput
 from kvprofile.store import retention
 from kvprofile.store.index import Entry
 from kvprofile.store.reader import load, resolve, versions
-from kvprofile.store.retention import pin, prune, removable
+from kvprofile.store.retention import accept, pin, prune, removable
 from tests.profile_factory import publish_profile
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
@@ -208,6 +210,46 @@ def test_what_came_meanwhile_stays(store: Path, place: str, when: str, monkeypat
     assert (version / place).is_file()
     assert (version in renamed) == (when == "at the last moment")
     assert not list((store / PAIR).glob(".tmp-*"))
+
+
+@pytest.mark.parametrize(("change", "name"), [(lambda p: pin(p, True), "pinned"), (accept, "accepted")])
+def test_who_pins_or_accepts_waits_for_prune_and_is_told_if_the_version_went(
+    store: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], Path], name: str
+) -> None:
+    told: dict[int, str] = {}
+
+    def later(number: int) -> None:
+        try:
+            told[number] = str(change(str(store / PAIR / f"v{number:04d}")))
+        except BadInput as error:
+            told[number] = str(error)
+
+    threads = [threading.Thread(target=later, args=(number,)) for number in (2, 5)]
+
+    def slow(*arguments: Any) -> list[tuple[Entry, str]]:
+        for thread in threads:
+            thread.start()
+            thread.join(0.2)
+        return removable(*arguments)
+
+    monkeypatch.setattr(retention, "removable", slow)
+    for number in (2, 5):
+        (store / PAIR / f"v{number:04d}" / "rejected.json").write_text('{"reason": "worse"}')
+    assert pruned(store, 2) == ["v0001", "v0002", "v0003", "v0004"]
+    for thread in threads:
+        thread.join(30)
+    kept = store / PAIR / "v0005"
+    assert "v0002 was removed meanwhile" in told[2]
+    assert told[5] == str(kept)
+    assert (kept / name).is_file()
+
+
+def test_a_version_outside_a_store_is_pinned_without_a_lock(store: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "elsewhere" / "profile"
+    shutil.copytree(store / PAIR / "v0001", alone)
+    pin(str(alone), True)
+    assert (alone / "pinned").is_file()
+    assert [path.name for path in alone.parent.iterdir()] == ["profile"]
 
 
 def test_what_a_version_being_measured_replaced_stays(tmp_path: Path) -> None:
