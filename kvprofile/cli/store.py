@@ -80,7 +80,8 @@ def prune(
 ) -> None:
     """Remove old versions, and what killed processes left; tell only what would go, unless --yes is given.
 
-    The newest version that was not rejected stays, whatever is pinned or validated, and what these were made to replace.
+    Of each pair and recipe the newest version that was not rejected stays, whatever is pinned or validated, and what these
+    were made to replace.
     """
     from kvprofile.limits import parse_age
     from kvprofile.store.retention import prune as remove

@@ -45,6 +45,7 @@ class Entry(NamedTuple):
         profile_id: Its identity.
         header_version: The number in its header.
         previous: The identity of the profile that it was made to replace, None if of none.
+        recipe_sha256: Hash of its recipe, as its header has it.
     """
 
     path: Path | str
@@ -68,6 +69,7 @@ class Entry(NamedTuple):
     profile_id: str | None = None
     header_version: int | None = None
     previous: str | None = None
+    recipe_sha256: str | None = None
 
 
 def ls(out: Path | str) -> list[Entry]:
@@ -122,6 +124,7 @@ def described(entry: Entry, profile: Profile) -> Entry:
     sources: dict[str, int] = {f"{task}/{dataset}": n for task, dataset, n in zip(*columns, strict=True)}
     names = ("strategy", "start_layer", "stop_layer", "params")
     previous: Any = header.get("previous")
+    recipe: Any = header["recipe_sha256"]
     return entry._replace(
         sender=header["sender"]["name"],
         receiver=header["receiver"]["name"],
@@ -136,4 +139,5 @@ def described(entry: Entry, profile: Profile) -> Entry:
         profile_id=header["profile_id"],
         header_version=header["version"],
         previous=previous if isinstance(previous, str) else None,
+        recipe_sha256=recipe if isinstance(recipe, str) else None,
     )

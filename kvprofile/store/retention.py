@@ -45,7 +45,7 @@ def prune(
 
     Args:
         store: A folder or a URL.
-        keep: How many of the newest versions of each pair stay.
+        keep: How many of the newest versions of each pair stay; of each of its recipes, the newest that serves stays besides.
         older_than: Only versions of at least this age go; None for any.
         really: Whether to remove it.
         now: The time from which ages count; the present if None.
@@ -90,13 +90,15 @@ def removable(
 ) -> list[tuple[Entry, str]]:
     """Returns which versions of a pair may go, oldest first, and why.
 
-    The newest `keep` stay, the newest that was not rejected, and all that are pinned, validated or being measured; so does the
-    version that one of these replaced, to compare with. What cannot be read stays: nobody knows what it is.
+    The newest `keep` stay, of each recipe the newest that was not rejected, and all that are pinned, validated or being
+    measured; so does the version that one of these replaced, to compare with. What cannot be read stays: nobody knows what it
+    is. Recipes are told apart by the hash in the header, which a remote store shows, too: where a newer kvprofile hashes the
+    same recipe otherwise, one version more stays.
     """
     readable = sorted((entry for entry in entries if entry.problem is None), key=lambda entry: entry.version)
-    accepted = [entry for entry in readable if entry.rejected is None]
+    serving = {entry.recipe_sha256: entry for entry in readable if entry.rejected is None}
     needed = [e for e in readable if e.pinned or e.validations or (isinstance(e.path, Path) and busy(e.path))]
-    stays = {*readable[-keep:], *accepted[-1:], *needed}
+    stays = {*readable[-keep:], *serving.values(), *needed}
     replaced = {entry.previous for entry in stays} - {None}
     going = [entry for entry in readable if entry not in stays and entry.profile_id not in replaced]
     old = [entry for entry in going if older_than is None or _age(entry, now) >= older_than]

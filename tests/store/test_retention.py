@@ -97,6 +97,14 @@ def test_the_newest_that_was_not_rejected_stays(store: Path) -> None:
     assert load(store).header["profile_id"] == "profile-4"
 
 
+def test_of_each_recipe_the_newest_that_was_not_rejected_stays(tmp_path: Path) -> None:
+    for number, recipe in enumerate("aabbaca", start=1):
+        made(tmp_path, number, recipe_sha256=recipe * 64)
+    (tmp_path / PAIR / "v0004" / "rejected.json").write_text('{"reason": "worse"}')
+    assert pruned(tmp_path, 1) == ["v0001", "v0002", "v0004", "v0005"]
+    assert left(tmp_path) == [3, 6, 7]
+
+
 def test_what_a_kept_version_replaced_stays_but_not_the_whole_line(tmp_path: Path) -> None:
     made(tmp_path, 1)
     for number in range(2, 6):
