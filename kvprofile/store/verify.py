@@ -15,6 +15,9 @@ from kvprofile.store.temporary import TEMPORARY
 from kvprofile.store.writer import LOCK, pair_folder
 
 
+_CHAIN = re.compile(r".+-[0-9a-f]{16}\.parquet|\.run-[0-9a-f]{16}|\.tmp-.+")
+
+
 class Verdict(NamedTuple):
     """What a check found.
 
@@ -53,9 +56,15 @@ def verify(store: str | Path) -> Verdict:
         elif next(folder.glob("*/v*/profile.parquet"), None) is not None:
             mend = f"kvprofile store verify --out {folder}"
             findings.append(Finding("remark", str(folder), "it is a store of its own, and was not checked", mend))
-        elif not folder.name.startswith("."):
+        elif not (folder.name.startswith(".") or _holds_chains(folder)):
             findings.append(Finding("remark", str(folder), "it belongs to nothing", "remove it if it is not yours"))
     return Verdict(checked, findings)
+
+
+def _holds_chains(folder: Path) -> bool:
+    """Returns whether all that lies in a folder is of measured chains, or of chains at work, as `kvprofile chain` keeps them."""
+    held = [path for chain in folder.glob("*") for path in (chain.iterdir() if chain.is_dir() else [chain])]
+    return bool(held) and all(_CHAIN.fullmatch(path.name) for path in held)
 
 
 def verify_profile(path: str) -> Verdict:

@@ -261,6 +261,19 @@ def test_a_finished_run_is_no_remark(folder: Path) -> None:
     assert findings(folder) == []
 
 
+def test_measured_chains_and_the_lock_of_reprofile_belong_to_a_store(folder: Path) -> None:
+    store = folder.parent.parent
+    chain = store / "chains" / "c__from__b__from__a"
+    (chain / ".run-0123456789abcdef").mkdir(parents=True)
+    (chain / "hotpotqa-0123456789abcdef.parquet").touch()
+    (store / ".reprofile").mkdir()
+    (store / ".reprofile" / "lock").touch()
+    assert findings(folder) == []
+    (chain / "notes.txt").touch()
+    (store / "empty").mkdir()
+    assert [one.path for one in findings(folder)] == [str(store / "chains"), str(store / "empty")]
+
+
 def test_copies_of_one_profile_are_told(folder: Path) -> None:
     shutil.copytree(folder, folder.with_name("v0002"))
     assert any("v0001, v0002 are copies of one profile" in one.what for one in findings(folder))
