@@ -17,7 +17,7 @@ from kvprofile.errors import BadInput
 from kvprofile.store.index import Entry, is_version, pair_entries, pair_folders
 from kvprofile.store.manifest import ACCEPTED_FILE, PINNED_FILE
 from kvprofile.store.reader import SENSITIVITY_FOLDER, VALIDATIONS_FOLDER, is_url, rejection, resolve
-from kvprofile.store.temporary import TEMPORARY, writer_of
+from kvprofile.store.temporary import TEMPORARY, removed, writer_of
 from kvprofile.store.writer import PAIR_LOCK, sync_folder
 
 _STALE = timedelta(hours=1)
@@ -70,9 +70,9 @@ def _prune_pair(pair: Path, keep: int, older_than: timedelta | None, really: boo
     with _locked(pair, wait=really) as alone:
         if alone:
             for leftover in sorted(pair.glob(f"{TEMPORARY}*")):
-                yield Removal(str(leftover), "left by a process that was killed", _size(leftover))
-                if really:
-                    shutil.rmtree(leftover, ignore_errors=True)
+                removal = Removal(str(leftover), "left by a process that was killed", _size(leftover))
+                if not really or removed(leftover):
+                    yield removal
         entries = pair_entries(pair)
         for entry, why in removable(entries, keep, older_than, now):
             folder = Path(entry.path)
@@ -228,4 +228,5 @@ def _locked(pair: Path, wait: bool) -> Iterator[bool]:
 
 
 def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())

@@ -154,6 +154,20 @@ def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(store: Pat
     assert {file for file in files if file.exists()} == {file for file, goes in files.items() if not goes}
 
 
+@pytest.mark.parametrize("by", ["prune", "publish"])
+def test_files_and_links_left_in_a_pair_go_too(store: Path, by: str) -> None:
+    pair = store / PAIR
+    (pair / ".tmp-file").write_bytes(b"12345")
+    (pair / ".tmp-link").symlink_to(pair / "v0006")
+    if by == "prune":
+        assert [(Path(one.path).name, one.bytes) for one in prune(store, 9, really=False)][0] == (".tmp-file", 5)
+        assert pruned(store, 9) == [".tmp-file", ".tmp-link"]
+    else:
+        made(store, 7)
+    assert not list(pair.glob(".tmp-*"))
+    assert load(pair / "v0006").header["version"] == 6
+
+
 def test_a_dry_run_leaves_a_publisher_at_work_alone(store: Path) -> None:
     (store / PAIR / ".tmp-work").mkdir()
     with FileLock(store / PAIR / ".lock"):
