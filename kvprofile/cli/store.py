@@ -10,7 +10,14 @@ from kvprofile.cli.arguments import ProfileArgument
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.report.text import print_line, size
 
-StoreOption = Annotated[str, typer.Option("--out", help="The store: a folder, or a URL such as s3://bucket/profiles.")]
+_DEFAULT = "outputs"
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--out", show_default=_DEFAULT, help="The store: a folder, or a URL such as s3://bucket/profiles."),
+]
+StoreArgument = Annotated[
+    str | None, typer.Argument(help="The store, or the folder of one pair; the same as --out.", show_default=False)
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -26,11 +33,21 @@ def register(app: typer.Typer) -> None:
     app.add_typer(store, name="store")
 
 
-def ls(store: StoreOption = "outputs", as_json: JsonFlag = False) -> None:
+def _one(folder: str | None, option: str | None) -> str:
+    """Returns the store that was named as an argument or by --out."""
+    from kvprofile.errors import BadInput
+
+    if folder is not None and option is not None:
+        raise BadInput(f"{folder} and --out {option} are given; give one of them")
+    return folder or option or _DEFAULT
+
+
+def ls(folder: StoreArgument = None, option: StoreOption = None, as_json: JsonFlag = False) -> None:
     """List every version of every pair; an empty store is an empty list."""
     from kvprofile.report.overview import print_entries
     from kvprofile.store import index
 
+    store = _one(folder, option)
     entries = index.ls(store)
     if as_json:
         print_json([{**entry._asdict(), "path": str(entry.path)} for entry in entries])
@@ -39,10 +56,11 @@ def ls(store: StoreOption = "outputs", as_json: JsonFlag = False) -> None:
 
 
 def verify(
-    profile: Annotated[
-        str | None, typer.Argument(help="Only this version; the whole store of --out if not given.")
+    folder: Annotated[
+        str | None,
+        typer.Argument(help="A store, the folder of one pair, or one version; the same as --out.", show_default=False),
     ] = None,
-    store: StoreOption = "outputs",
+    option: StoreOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Check hashes, tables, headers, and that the published numbers are those of the measurements; tell what belongs to nothing.
@@ -50,14 +68,13 @@ def verify(
     Exits with 1 if anything is broken. Unfinished runs and leftovers are remarks, not faults.
     """
     from kvprofile.store.verify import verify as check
-    from kvprofile.store.verify import verify_profile
+    from kvprofile.store.verify import verify_named
 
-    verdict = check(store) if profile is None else verify_profile(profile)
+    store = _one(folder, option)
+    verdict = check(store) if folder is None else verify_named(folder)
     if as_json:
         findings = [finding._asdict() for finding in verdict.findings]
-        print_json(
-            {"store": profile or store, "checked": verdict.checked, "sound": verdict.sound, "findings": findings}
-        )
+        print_json({"store": store, "checked": verdict.checked, "sound": verdict.sound, "findings": findings})
     else:
         for finding in verdict.findings:
             print_line(out(), f"{finding.severity:6} {finding.path}: {finding.what}; {finding.mend}")
@@ -71,11 +88,12 @@ def verify(
 
 def prune(
     keep: Annotated[int, typer.Option(help="How many of the newest versions of each pair stay.")],
+    folder: StoreArgument = None,
     older_than: Annotated[
         str | None, typer.Option(help="Only versions of at least this age go, such as 90d or 12h.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes/--dry-run", help="Remove it, or only tell what would go.")] = False,
-    store: StoreOption = "outputs",
+    option: StoreOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Remove old versions, and what killed processes left; tell only what would go, unless --yes is given.
@@ -86,6 +104,7 @@ def prune(
     from kvprofile.limits import parse_age
     from kvprofile.store.retention import prune as remove
 
+    store = _one(folder, option)
     age = None if older_than is None else parse_age(older_than)
     gone = remove(store, keep, age, really=yes)
     if as_json:

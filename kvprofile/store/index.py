@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kvprofile.errors import BadInput
 from kvprofile.store.manifest import PINNED_FILE
 from kvprofile.store.reader import (
+    PROFILE_FILE,
     VALIDATIONS_FOLDER,
     Profile,
     format_version,
@@ -73,7 +74,13 @@ class Entry(NamedTuple):
 
 
 def ls(out: Path | str) -> list[Entry]:
-    """Returns every version in the store, pairs by name and versions oldest first; nothing for a store not yet made."""
+    """Returns every version in the store, pairs by name and versions oldest first; nothing for a store not yet made.
+
+    The folder of one pair is taken as a store that holds no other.
+
+    Raises:
+        BadInput: If `out` is a file or a version.
+    """
     if is_url(out):
         from kvprofile.store.remote import ls as remote_ls  # here, so that a folder costs no fsspec
 
@@ -81,7 +88,18 @@ def ls(out: Path | str) -> list[Entry]:
     out = Path(out)
     if out.is_file():
         raise BadInput(f"{out} is a file, not a store; give the folder that --out of a sweep named")
-    return [entry for pair in pairs(out) for entry in pair_entries(pair)]
+    require_no_version(out)
+    return [entry for pair in ([out] if versions(out) else pairs(out)) for entry in pair_entries(pair)]
+
+
+def require_no_version(store: Path) -> None:
+    """Refuses the folder of one version where a store or a pair is asked for.
+
+    Raises:
+        BadInput: If it is one.
+    """
+    if (store / PROFILE_FILE).is_file():
+        raise BadInput(f"{store} is one version; give its pair {store.parent} or the store")
 
 
 def is_version(path: Path) -> bool:

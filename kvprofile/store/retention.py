@@ -14,9 +14,9 @@ import psutil
 from filelock import FileLock, Timeout
 
 from kvprofile.errors import BadInput
-from kvprofile.store.index import Entry, is_version, pair_entries, pair_folders
+from kvprofile.store.index import Entry, is_version, pair_entries, pair_folders, require_no_version
 from kvprofile.store.manifest import ACCEPTED_FILE, PINNED_FILE
-from kvprofile.store.reader import SENSITIVITY_FOLDER, VALIDATIONS_FOLDER, is_url, rejection, resolve
+from kvprofile.store.reader import SENSITIVITY_FOLDER, VALIDATIONS_FOLDER, is_url, rejection, resolve, versions
 from kvprofile.store.temporary import TEMPORARY, removed, writer_of
 from kvprofile.store.writer import PAIR_LOCK, sync_folder
 
@@ -44,14 +44,14 @@ def prune(
     """Returns what goes of a store, and removes it if `really`.
 
     Args:
-        store: A folder or a URL.
+        store: A folder, also that of one pair, or the URL of a store.
         keep: How many of the newest versions of each pair stay; of each of its recipes, the newest that serves stays besides.
         older_than: Only versions of at least this age go; None for any.
         really: Whether to remove it.
         now: The time from which ages count; the present if None.
 
     Raises:
-        BadInput: If there is no such store, or nothing would be kept.
+        BadInput: If there is no such store, it is one version, or nothing would be kept.
     """
     if keep < 1:
         raise BadInput(f"--keep {keep} would leave no version to serve with; keep at least 1")
@@ -63,7 +63,9 @@ def prune(
     store = Path(store)
     if not store.is_dir():
         raise BadInput(f"there is no store at {store}; give the folder that --out of a sweep named")
-    return [gone for pair in pair_folders(store) for gone in _prune_pair(pair, keep, older_than, really, now)]
+    require_no_version(store)
+    found = [store] if versions(store) else pair_folders(store)
+    return [gone for pair in found for gone in _prune_pair(pair, keep, older_than, really, now)]
 
 
 def _prune_pair(pair: Path, keep: int, older_than: timedelta | None, really: bool, now: datetime) -> Iterator[Removal]:

@@ -22,7 +22,7 @@ def temporary_beside(path: Path) -> Path:
 
 
 def removed(path: Path) -> bool:
-    """Removes a file or a folder with all that is in it; returns whether nothing is left, for instance of another user's."""
+    """Removes a file or a folder with all that is in it; returns whether it is gone."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvprofile.errors import BadInput
-from kvprofile.store.index import Entry, belongs_to_pair, entry_of, pair_entries, pair_folders
-from kvprofile.store.reader import is_url, resolve, versions
+from kvprofile.store.index import Entry, belongs_to_pair, entry_of, is_version, pair_entries, pair_folders
+from kvprofile.store.reader import PROFILE_FILE, expanded, is_url, resolve, versions
 from kvprofile.store.soundness import Finding, check_version
 from kvprofile.store.temporary import TEMPORARY
 from kvprofile.store.writer import LOCK, pair_folder
-
 
 _CHAIN = re.compile(r".+-[0-9a-f]{16}\.parquet|\.run-[0-9a-f]{16}|\.tmp-.+")
 
@@ -67,8 +66,8 @@ def _holds_chains(folder: Path) -> bool:
     return bool(held) and all(_CHAIN.fullmatch(path.name) for path in held)
 
 
-def verify_profile(path: str) -> Verdict:
-    """Checks one version: the one that `path` means.
+def verify_named(path: str) -> Verdict:
+    """Checks a store, a pair with what lies in its folder, or one version, whichever `path` names.
 
     Raises:
         BadInput: If there is none.
@@ -77,6 +76,12 @@ def verify_profile(path: str) -> Verdict:
         from kvprofile.store.transfer import verify_remote
 
         return verify_remote(path)
+    place = expanded(path)
+    if place.is_dir() and not (is_version(place) or (place / PROFILE_FILE).is_file()):
+        if found := versions(place):
+            return Verdict(len(found), list(verify_pair(place)))
+        if pair_folders(place):
+            return verify(place)
     folder = resolve(path)
     entries = [entry_of(number, one) for number, one in versions(folder.parent) if one == folder]
     return Verdict(1, [*check_version(folder), *(found for entry in entries for found in _placed(entry))])

@@ -101,6 +101,32 @@ def test_prune_tells_first_and_removes_when_told(store: Path) -> None:
     assert [number for number, _ in versions(store / PAIR)] == [3]
 
 
+@pytest.mark.parametrize("scope", ["store", "pair"])
+def test_a_store_or_a_pair_is_named_as_an_argument_too(store: Path, scope: str) -> None:
+    place = store if scope == "store" else store / PAIR
+    (store / PAIR / "v0001" / "recipe.yaml").write_text("seed: 5\n")
+    found = document("store", "verify", place)
+    assert isinstance(found, dict)
+    assert (found["checked"], found["sound"], found["store"]) == (3, False, str(place))
+    listed = document("store", "ls", place)
+    assert isinstance(listed, list)
+    assert [entry["version"] for entry in listed] == [1, 2, 3]
+    assert run("store", "prune", place, "--keep", 1, "--yes").exit_code == 0
+    assert [number for number, _ in versions(store / PAIR)] == [3]
+
+
+def test_a_version_is_no_store_and_two_stores_are_refused(store: Path) -> None:
+    version = store / PAIR / "v0003"
+    for command in (("ls",), ("prune", "--keep", 1)):
+        assert "is one version; give its pair" in str(run("store", *command, version).exception)
+    for command in (("ls",), ("verify",), ("prune", "--keep", 1)):
+        error = run("store", *command, store, "--out", "other").exception
+        assert isinstance(error, BadInput)
+        assert "give one of them" in str(error)
+    version.joinpath("profile.parquet").unlink()
+    assert run("store", "verify", version).exit_code != 0
+
+
 def test_prune_needs_to_know_how_many_stay(store: Path) -> None:
     assert run("store", "prune", "--out", store).exit_code == 2
     assert isinstance(run("store", "prune", "--keep", 0, "--out", store).exception, BadInput)

@@ -22,7 +22,7 @@ from kvprofile.store.reader import format_version, load, read_measurements, reje
 from kvprofile.store.remote_files import Remote
 from kvprofile.store.retention import pin, prune
 from kvprofile.store.transfer import pull, push
-from kvprofile.store.verify import verify, verify_profile
+from kvprofile.store.verify import verify, verify_named
 from kvprofile.store.writer import write_table
 from tests.profile_factory import add_sensitivity, header, publish_profile
 
@@ -139,7 +139,7 @@ def test_a_flipped_byte_is_refused_and_leaves_nothing(tmp_path: Path, url: str, 
         one.path == f"{place}/{name}" and "not the one that was published" in one.what for one in verdict.findings
     )
     assert not verdict.sound
-    assert not verify_profile(place).sound
+    assert not verify_named(place).sound
 
 
 def test_a_copy_that_was_changed_in_the_cache_is_not_pulled(tmp_path: Path, url: str) -> None:
@@ -503,7 +503,7 @@ def test_bad_addresses_say_what_is_wrong(tmp_path: Path, url: str) -> None:
     assert ls("memory://never/made") == []
     MEMORY.pipe_file(f"/{tmp_path.name}/notes/README", b"x")
     for nothing in ("memory://never/made", f"memory://{tmp_path.name}/notes"):
-        for look in (verify, verify_profile, lambda wrong: prune(wrong, 1, really=True)):
+        for look in (verify, verify_named, lambda wrong: prune(wrong, 1, really=True)):
             with pytest.raises(BadInput, match=f"there is no profile at {nothing}"):
                 look(nothing)
     for inside in (f"{url}/{PAIR}", f"{url}/{PAIR}/v0001"):
