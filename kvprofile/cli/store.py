@@ -19,6 +19,8 @@ StoreArgument = Annotated[
     str | None, typer.Argument(help="The store, or the folder of one pair; the same as --out.", show_default=False)
 ]
 
+VersionArgument = Annotated[str, typer.Argument(help="The version's folder, such as outputs/PAIR/v0003.")]
+
 
 def register(app: typer.Typer) -> None:
     store = typer.Typer(help="Look after the profiles of a store.", no_args_is_help=True, rich_markup_mode=None)
@@ -28,6 +30,7 @@ def register(app: typer.Typer) -> None:
     store.command("pin", epilog="Example: kvprofile store pin outputs/PAIR/v0003")(pin)
     store.command("unpin", epilog="Example: kvprofile store unpin outputs/PAIR/v0003")(unpin)
     store.command("accept", epilog="Example: kvprofile store accept outputs/PAIR/v0003")(accept)
+    store.command("unaccept", epilog="Example: kvprofile store unaccept outputs/PAIR/v0003")(unaccept)
     store.command("push", epilog="Example: kvprofile store push outputs/PAIR/v0003 s3://bucket/profiles")(push)
     store.command("pull", epilog="Example: kvprofile store pull s3://bucket/profiles --out outputs")(pull)
     app.add_typer(store, name="store")
@@ -138,15 +141,26 @@ def _pin(profile: str, pinned: bool, as_json: bool) -> None:
         print_line(out(), f"{folder} is {'pinned' if pinned else 'not pinned'}")
 
 
-def accept(profile: ProfileArgument, as_json: JsonFlag = False) -> None:
+def accept(version: VersionArgument, as_json: JsonFlag = False) -> None:
     """Let a version serve that `reprofile --fail-if-worse` rejected."""
     from kvprofile.store.retention import accept as set_accepted
 
-    folder = set_accepted(profile)
+    folder = set_accepted(version)
     if as_json:
         print_json({"profile": str(folder), "accepted": True})
     else:
         print_line(out(), f"{folder} is accepted")
+
+
+def unaccept(version: VersionArgument, as_json: JsonFlag = False) -> None:
+    """Let the rejection of an accepted version hold again, so that it does not serve."""
+    from kvprofile.store.retention import unaccept as take_back
+
+    folder = take_back(version)
+    if as_json:
+        print_json({"profile": str(folder), "accepted": False})
+    else:
+        print_line(out(), f"{folder} is rejected again")
 
 
 def push(

@@ -12,6 +12,7 @@ from kvprofile.store.reader import (
     PROFILE_FILE,
     VALIDATIONS_FOLDER,
     Profile,
+    acceptance,
     format_version,
     is_url,
     load,
@@ -47,6 +48,7 @@ class Entry(NamedTuple):
         header_version: The number in its header.
         previous: The identity of the profile that it was made to replace, None if of none.
         recipe_sha256: Hash of its recipe, as its header has it.
+        accepted: Why it was rejected before somebody accepted it, None if that did not happen.
     """
 
     path: Path | str
@@ -71,6 +73,7 @@ class Entry(NamedTuple):
     header_version: int | None = None
     previous: str | None = None
     recipe_sha256: str | None = None
+    accepted: str | None = None
 
 
 def ls(out: Path | str) -> list[Entry]:
@@ -129,6 +132,7 @@ def entry_of(number: int, folder: Path) -> Entry:
     validations = len(list((folder / VALIDATIONS_FOLDER).glob("[!.]*.parquet")))
     pinned = (folder / PINNED_FILE).is_file()
     entry = Entry(folder, folder.parent.name, number, size, None, rejection(folder), pinned, validations)
+    entry = entry._replace(accepted=acceptance(folder))
     try:
         return described(entry, load(folder))
     except (BadInput, OSError) as error:

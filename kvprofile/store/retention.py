@@ -16,7 +16,15 @@ from filelock import FileLock, Timeout
 from kvprofile.errors import BadInput
 from kvprofile.store.index import Entry, is_version, pair_entries, pair_folders, require_no_version
 from kvprofile.store.manifest import ACCEPTED_FILE, PINNED_FILE
-from kvprofile.store.reader import SENSITIVITY_FOLDER, VALIDATIONS_FOLDER, is_url, rejection, resolve, versions
+from kvprofile.store.reader import (
+    SENSITIVITY_FOLDER,
+    VALIDATIONS_FOLDER,
+    acceptance,
+    is_url,
+    rejection,
+    resolve,
+    versions,
+)
 from kvprofile.store.temporary import TEMPORARY, removed, writer_of
 from kvprofile.store.writer import PAIR_LOCK, sync_folder
 
@@ -154,6 +162,20 @@ def accept(path: str) -> Path:
         if rejection(folder) is None:
             raise BadInput(f"{folder} is not rejected; name the rejected version, which `kvprofile store ls` shows")
         (folder / ACCEPTED_FILE).touch()
+    return folder
+
+
+def unaccept(path: str) -> Path:
+    """Returns the folder of a version whose rejection holds again.
+
+    Raises:
+        BadInput: If there is none, it was not rejected and accepted, it goes meanwhile, or it lies at a URL.
+    """
+    folder = _in_a_folder(path, "unaccepted")
+    with _not_pruned(folder):
+        if acceptance(folder) is None:
+            raise BadInput(f"{folder} was not accepted after a rejection; `kvprofile store ls` shows which were")
+        (folder / ACCEPTED_FILE).unlink()
     return folder
 
 

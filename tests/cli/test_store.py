@@ -60,6 +60,22 @@ def test_ls_tells_what_a_version_holds(store: Path) -> None:
     assert "\x1b" not in output
 
 
+def test_ls_and_show_tell_whether_a_rejection_holds(store: Path) -> None:
+    folder = store / PAIR / "v0002"
+    (folder / "rejected.json").write_text('{"reason": "worse"}')
+    assert "rejected: worse" in run("show", folder).output
+    assert run("store", "accept", folder).exit_code == 0
+    assert "accepted (was rejected: worse)" in run("store", "ls", "--out", store).output
+    assert "accepted (was rejected: worse)" in run("show", folder).output
+    shown = document("show", folder)
+    assert isinstance(shown, dict)
+    assert (shown["rejected"], shown["accepted"]) == (None, "worse")
+    assert document("store", "unaccept", folder) == {"profile": str(folder), "accepted": False}
+    assert run("store", "accept", folder).exit_code == 0
+    assert run("store", "unaccept", folder).output == f"{folder} is rejected again\n"
+    assert "rejected" not in run("show", store / PAIR / "v0001").output
+
+
 def test_verify_prints_a_finding_a_line_and_exits_1_for_faults(store: Path) -> None:
     (store / "README").touch()
     ended = run("store", "verify", "--out", store)
@@ -169,6 +185,6 @@ def test_commands_that_measure_refuse_a_url(command: tuple[str, ...], mend: str)
     assert mend in str(error)
 
 
-@pytest.mark.parametrize("command", ["ls", "verify", "prune", "pin", "unpin", "push", "pull"])
+@pytest.mark.parametrize("command", ["ls", "verify", "prune", "pin", "unpin", "accept", "unaccept", "push", "pull"])
 def test_help_shows_an_example(command: str) -> None:
     assert f"Example: kvprofile store {command}" in run("store", command, "--help").output

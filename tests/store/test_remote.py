@@ -229,6 +229,7 @@ def test_a_rejection_may_be_told_after_publishing_and_ended(tmp_path: Path, url:
     MEMORY.pipe_file(stored(url, f"{PAIR}/v0003/accepted"), b"")
     assert load(url).header["profile_id"] == "profile-3"
     assert [entry.rejected for entry in ls(url)] == [None, None, None]
+    assert [entry.accepted for entry in ls(url)] == [None, None, "rejected.json tells no reason"]
     assert load_profile(place).choose("100%") is not None
     with pytest.raises(BadInput, match=r"v0001 is a copy of this profile without accepted"):
         pull(place, str(tmp_path / "copy"))
