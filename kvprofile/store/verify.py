@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvprofile.errors import BadInput
+from kvprofile.resources import expanded
 from kvprofile.store.index import Entry, belongs_to_pair, entry_of, is_version, pair_entries, pair_folders
-from kvprofile.store.reader import PROFILE_FILE, expanded, is_url, resolve, versions
+from kvprofile.store.reader import PROFILE_FILE, is_url, resolve, versions
 from kvprofile.store.soundness import Finding, check_version
 from kvprofile.store.temporary import TEMPORARY
 from kvprofile.store.writer import LOCK, pair_folder
