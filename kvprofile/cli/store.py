@@ -109,10 +109,13 @@ def prune(
 
     store = _one(folder, option)
     age = None if older_than is None else parse_age(older_than)
-    gone = remove(store, keep, age, really=yes)
+    gone, kept = remove(store, keep, age, really=yes)
     if as_json:
-        print_json({"store": store, "removed": yes, "removals": [removal._asdict() for removal in gone]})
+        told = {"removals": [removal._asdict() for removal in gone], "kept": [one._asdict() for one in kept]}
+        print_json({"store": store, "removed": yes, **told})
         return
+    for one in kept:
+        print_line(out(), f"kept {one.path}: {one.why}")
     for removal in gone:
         print_line(
             out(), f"{'removed' if yes else 'would remove'} {removal.path} ({size(removal.bytes)}): {removal.why}"

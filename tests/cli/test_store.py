@@ -107,10 +107,13 @@ def test_prune_tells_first_and_removes_when_told(store: Path) -> None:
     assert isinstance(found, dict)
     assert (found["removed"], len(found["removals"])) == (False, 2)
     assert document("store", "prune", "--keep", 1, "--older-than", "999w", "--out", store) == {
-        **{"store": str(store), "removed": False, "removals": []}
+        **{"store": str(store), "removed": False, "removals": []},
+        "kept": [{"path": f"{store}/{PAIR}/v000{n}", "why": "younger than 6993 days"} for n in (1, 2)],
     }
     run("store", "pin", store / PAIR / "v0001")
-    assert "removed" in run("store", "prune", "--keep", 1, "--yes", "--out", store).output
+    output = run("store", "prune", "--keep", 1, "--yes", "--out", store).output
+    assert f"removed {store / PAIR / 'v0002'}" in output
+    assert f"kept {store / PAIR / 'v0001'}: pinned\n" in output
     assert [number for number, _ in versions(store / PAIR)] == [1, 3]
     assert document("store", "unpin", store / PAIR / "v0001") == {"profile": f"{store}/{PAIR}/v0001", "pinned": False}
     run("store", "prune", "--keep", 1, "--yes", "--out", store)

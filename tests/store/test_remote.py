@@ -222,7 +222,7 @@ def test_a_rejection_may_be_told_after_publishing_and_ended(tmp_path: Path, url:
         load_profile(place)
     assert rejection(Path(pull(place, str(tmp_path / "copy")).place)) == "worse"
     later = datetime.now(UTC) + timedelta(days=2)
-    assert [gone.path for gone in prune(url, 1, really=False, now=later)] == [f"{url}/{PAIR}/v0001"]
+    assert [gone.path for gone in prune(url, 1, really=False, now=later).removals] == [f"{url}/{PAIR}/v0001"]
     MEMORY.rm_file(stored(url, f"{PAIR}/v0003/rejected.json"))
     assert load_profile(place).folder == resolve(url), "it was withdrawn"
     MEMORY.pipe_file(stored(url, f"{PAIR}/v0003/rejected.json"), b"{}")
@@ -349,15 +349,15 @@ def test_prune_removes_old_claims_and_old_versions(tmp_path: Path, url: str) -> 
     MEMORY.rm_file(stored(url, f"{PAIR}/v0003/manifest.json"))
     places = [f"{url}/{PAIR}/v{number:04d}" for number in range(1, 5)]
     now = datetime.now(UTC)
-    assert [gone.path for gone in prune(url, 1, really=False, now=now)] == places[:2]
+    assert [gone.path for gone in prune(url, 1, really=False, now=now).removals] == places[:2]
     tomorrow = now + timedelta(days=1, hours=1)
-    gone = prune(url, 1, really=True, now=tomorrow)
+    gone = prune(url, 1, really=True, now=tomorrow).removals
     assert sorted(one.path for one in gone) == places[:3]
     assert [entry.path for entry in ls(url)] == places[3:]
     assert set(Remote(url).files()) == {
         f"{PAIR}/v0004/{name}" for name in ("claim.json", "manifest.json", *(read_manifest(resolve(url)) or ()))
     }
-    assert prune(url, 1, really=True, now=tomorrow) == []
+    assert prune(url, 1, really=True, now=tomorrow).removals == []
 
 
 def test_prune_that_stops_leaves_whole_versions_or_none(
@@ -416,7 +416,7 @@ def test_a_publisher_that_only_seemed_dead(
                 during.setattr(Remote, "remove", late)
             else:
                 during.setattr(Remote, "remove", taken)
-            gone = prune(url, 1, really=True, now=later)
+            gone = prune(url, 1, really=True, now=later).removals
         assert len(gone) == (when == "after")
         return create(self, name, content) if when == "before" else holds(self, PAIR, 1, b"")
 
