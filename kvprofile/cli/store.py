@@ -13,12 +13,11 @@ from kvprofile.report.text import print_line, size
 _DEFAULT = "outputs"
 StoreOption = Annotated[
     str | None,
-    typer.Option("--out", show_default=_DEFAULT, help="The store: a folder, or a URL such as s3://bucket/profiles."),
+    typer.Option("--out", help=f"The store: a folder, or a URL such as s3://bucket/profiles; {_DEFAULT} if not given."),
 ]
 StoreArgument = Annotated[
     str | None, typer.Argument(help="The store, or the folder of one pair; the same as --out.", show_default=False)
 ]
-
 VersionArgument = Annotated[str, typer.Argument(help="The version's folder, such as outputs/PAIR/v0003.")]
 
 

@@ -9,7 +9,15 @@ from typing import NamedTuple
 
 from kvprofile.errors import BadInput
 from kvprofile.resources import expanded
-from kvprofile.store.index import Entry, belongs_to_pair, entry_of, is_version, pair_entries, pair_folders
+from kvprofile.store.index import (
+    Entry,
+    belongs_to_pair,
+    entry_of,
+    is_version,
+    pair_entries,
+    pair_folders,
+    require_no_version,
+)
 from kvprofile.store.reader import PROFILE_FILE, is_url, resolve, versions
 from kvprofile.store.soundness import Finding, check_version
 from kvprofile.store.temporary import TEMPORARY
@@ -35,10 +43,10 @@ class Verdict(NamedTuple):
 
 
 def verify(store: str | Path) -> Verdict:
-    """Checks every version of a store, and what lies around them; a folder or a URL.
+    """Checks every version of a store or of one pair, and what lies around them; a folder or a URL.
 
     Raises:
-        BadInput: If there is no such store.
+        BadInput: If there is no such store, or it is one version.
     """
     if is_url(store):
         from kvprofile.store.transfer import verify_remote  # here, so that a folder costs no fsspec
@@ -47,6 +55,9 @@ def verify(store: str | Path) -> Verdict:
     store = Path(store)
     if not store.is_dir():
         raise BadInput(f"there is no store at {store}; give the folder that --out of a sweep named")
+    require_no_version(store)
+    if own := versions(store):
+        return Verdict(len(own), list(verify_pair(store)))
     checked, findings = 0, list[Finding]()
     found = pair_folders(store)
     for folder in sorted(store.iterdir()):
@@ -78,11 +89,9 @@ def verify_named(path: str) -> Verdict:
 
         return verify_remote(path)
     place = expanded(path)
-    if place.is_dir() and not (is_version(place) or (place / PROFILE_FILE).is_file()):
-        if found := versions(place):
-            return Verdict(len(found), list(verify_pair(place)))
-        if pair_folders(place):
-            return verify(place)
+    one = is_version(place) or (place / PROFILE_FILE).is_file()
+    if place.is_dir() and not one and (versions(place) or pair_folders(place)):
+        return verify(place)
     folder = resolve(path)
     entries = [entry_of(number, one) for number, one in versions(folder.parent) if one == folder]
     return Verdict(1, [*check_version(folder), *(found for entry in entries for found in _placed(entry))])

@@ -127,6 +127,7 @@ def test_a_store_or_a_pair_is_named_as_an_argument_too(store: Path, scope: str) 
     found = document("store", "verify", place)
     assert isinstance(found, dict)
     assert (found["checked"], found["sound"], found["store"]) == (3, False, str(place))
+    assert document("store", "verify", "--out", place) == found
     listed = document("store", "ls", place)
     assert isinstance(listed, list)
     assert [entry["version"] for entry in listed] == [1, 2, 3]
@@ -136,8 +137,8 @@ def test_a_store_or_a_pair_is_named_as_an_argument_too(store: Path, scope: str) 
 
 def test_a_version_is_no_store_and_two_stores_are_refused(store: Path) -> None:
     version = store / PAIR / "v0003"
-    for command in (("ls",), ("prune", "--keep", 1)):
-        assert "is one version; give its pair" in str(run("store", *command, version).exception)
+    for command in (("ls", version), ("prune", "--keep", 1, version), ("verify", "--out", version)):
+        assert "is one version; give its pair" in str(run("store", *command).exception)
     for command in (("ls",), ("verify",), ("prune", "--keep", 1)):
         error = run("store", *command, store, "--out", "other").exception
         assert isinstance(error, BadInput)
