@@ -10,7 +10,15 @@ from kvprofile.cli.arguments import ProfileArgument
 from kvprofile.cli.output import JsonFlag, out, print_json
 from kvprofile.report.text import print_line, size
 
-StoreOption = Annotated[str, typer.Option("--out", help="The store: a folder, or a URL such as s3://bucket/profiles.")]
+_DEFAULT = "outputs"
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--out", help=f"The store: a folder, or a URL such as s3://bucket/profiles; {_DEFAULT} if not given."),
+]
+StoreArgument = Annotated[
+    str | None, typer.Argument(help="The store, or the folder of one pair; the same as --out.", show_default=False)
+]
+VersionArgument = Annotated[str, typer.Argument(help="The version's folder, such as outputs/PAIR/v0003.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -21,16 +29,27 @@ def register(app: typer.Typer) -> None:
     store.command("pin", epilog="Example: kvprofile store pin outputs/PAIR/v0003")(pin)
     store.command("unpin", epilog="Example: kvprofile store unpin outputs/PAIR/v0003")(unpin)
     store.command("accept", epilog="Example: kvprofile store accept outputs/PAIR/v0003")(accept)
+    store.command("unaccept", epilog="Example: kvprofile store unaccept outputs/PAIR/v0003")(unaccept)
     store.command("push", epilog="Example: kvprofile store push outputs/PAIR/v0003 s3://bucket/profiles")(push)
     store.command("pull", epilog="Example: kvprofile store pull s3://bucket/profiles --out outputs")(pull)
     app.add_typer(store, name="store")
 
 
-def ls(store: StoreOption = "outputs", as_json: JsonFlag = False) -> None:
+def _one(folder: str | None, option: str | None) -> str:
+    """Returns the store that was named as an argument or by --out."""
+    from kvprofile.errors import BadInput
+
+    if folder is not None and option is not None:
+        raise BadInput(f"{folder} and --out {option} are given; give one of them")
+    return folder or option or _DEFAULT
+
+
+def ls(folder: StoreArgument = None, option: StoreOption = None, as_json: JsonFlag = False) -> None:
     """List every version of every pair; an empty store is an empty list."""
     from kvprofile.report.overview import print_entries
     from kvprofile.store import index
 
+    store = _one(folder, option)
     entries = index.ls(store)
     if as_json:
         print_json([{**entry._asdict(), "path": str(entry.path)} for entry in entries])
@@ -39,10 +58,11 @@ def ls(store: StoreOption = "outputs", as_json: JsonFlag = False) -> None:
 
 
 def verify(
-    profile: Annotated[
-        str | None, typer.Argument(help="Only this version; the whole store of --out if not given.")
+    folder: Annotated[
+        str | None,
+        typer.Argument(help="A store, the folder of one pair, or one version; the same as --out.", show_default=False),
     ] = None,
-    store: StoreOption = "outputs",
+    option: StoreOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Check hashes, tables, headers, and that the published numbers are those of the measurements; tell what belongs to nothing.
@@ -50,14 +70,13 @@ def verify(
     Exits with 1 if anything is broken. Unfinished runs and leftovers are remarks, not faults.
     """
     from kvprofile.store.verify import verify as check
-    from kvprofile.store.verify import verify_profile
+    from kvprofile.store.verify import verify_named
 
-    verdict = check(store) if profile is None else verify_profile(profile)
+    store = _one(folder, option)
+    verdict = check(store) if folder is None else verify_named(folder)
     if as_json:
         findings = [finding._asdict() for finding in verdict.findings]
-        print_json(
-            {"store": profile or store, "checked": verdict.checked, "sound": verdict.sound, "findings": findings}
-        )
+        print_json({"store": store, "checked": verdict.checked, "sound": verdict.sound, "findings": findings})
     else:
         for finding in verdict.findings:
             print_line(out(), f"{finding.severity:6} {finding.path}: {finding.what}; {finding.mend}")
@@ -71,25 +90,31 @@ def verify(
 
 def prune(
     keep: Annotated[int, typer.Option(help="How many of the newest versions of each pair stay.")],
+    folder: StoreArgument = None,
     older_than: Annotated[
         str | None, typer.Option(help="Only versions of at least this age go, such as 90d or 12h.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes/--dry-run", help="Remove it, or only tell what would go.")] = False,
-    store: StoreOption = "outputs",
+    option: StoreOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Remove old versions, and what killed processes left; tell only what would go, unless --yes is given.
 
-    The newest version that was not rejected stays, whatever is pinned or validated, and what these were made to replace.
+    Of each pair and recipe the newest version that was not rejected stays, whatever is pinned or validated, and what these
+    were made to replace.
     """
     from kvprofile.limits import parse_age
     from kvprofile.store.retention import prune as remove
 
+    store = _one(folder, option)
     age = None if older_than is None else parse_age(older_than)
-    gone = remove(store, keep, age, really=yes)
+    gone, kept = remove(store, keep, age, really=yes)
     if as_json:
-        print_json({"store": store, "removed": yes, "removals": [removal._asdict() for removal in gone]})
+        told = {"removals": [removal._asdict() for removal in gone], "kept": [one._asdict() for one in kept]}
+        print_json({"store": store, "removed": yes, **told})
         return
+    for one in kept:
+        print_line(out(), f"kept {one.path}: {one.why}")
     for removal in gone:
         print_line(
             out(), f"{'removed' if yes else 'would remove'} {removal.path} ({size(removal.bytes)}): {removal.why}"
@@ -118,15 +143,26 @@ def _pin(profile: str, pinned: bool, as_json: bool) -> None:
         print_line(out(), f"{folder} is {'pinned' if pinned else 'not pinned'}")
 
 
-def accept(profile: ProfileArgument, as_json: JsonFlag = False) -> None:
+def accept(version: VersionArgument, as_json: JsonFlag = False) -> None:
     """Let a version serve that `reprofile --fail-if-worse` rejected."""
     from kvprofile.store.retention import accept as set_accepted
 
-    folder = set_accepted(profile)
+    folder = set_accepted(version)
     if as_json:
         print_json({"profile": str(folder), "accepted": True})
     else:
         print_line(out(), f"{folder} is accepted")
+
+
+def unaccept(version: VersionArgument, as_json: JsonFlag = False) -> None:
+    """Let the rejection of an accepted version hold again, so that it does not serve."""
+    from kvprofile.store.retention import unaccept as take_back
+
+    folder = take_back(version)
+    if as_json:
+        print_json({"profile": str(folder), "accepted": False})
+    else:
+        print_line(out(), f"{folder} is rejected again")
 
 
 def push(

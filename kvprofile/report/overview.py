@@ -20,6 +20,8 @@ _HASH_LENGTH = 12
 def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     """Prints what `summarize` returned."""
     print_line(console, f"profile {summary['profile']}")
+    for standing in _standing(summary["rejected"], summary["accepted"]):
+        print_line(console, f"  {standing}")
     _print_fields(console, summary["header"])
     _print_pair(console, summary["pair"])
     print_line(console, "environment")
@@ -78,11 +80,16 @@ def print_entries(console: Console, entries: Sequence[Entry], out: str) -> None:
     print_table(console, table)
 
 
+def _standing(rejected: str | None, accepted: str | None) -> list[str]:
+    """Returns whether a version was rejected, and whether that holds; nothing of one that never was."""
+    known = [] if rejected is None else [f"rejected: {rejected}"]
+    return known if accepted is None else [*known, f"accepted (was rejected: {accepted})"]
+
+
 def _remarks(entry: Entry) -> list[str]:
     times = f"validated {entry.validations} time{'' if entry.validations == 1 else 's'}"
-    rejected = f"rejected: {entry.rejected}"
-    known = ((rejected, entry.rejected is not None), ("pinned", entry.pinned), (times, entry.validations > 0))
-    return [remark for remark, holds in known if holds]
+    known = (("pinned", entry.pinned), (times, entry.validations > 0))
+    return [*_standing(entry.rejected, entry.accepted), *(remark for remark, holds in known if holds)]
 
 
 def _print_pair(console: Console, pair: Mapping[str, Any]) -> None:

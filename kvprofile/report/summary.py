@@ -10,7 +10,7 @@ from kvprofile.cost.timing import Timing
 from kvprofile.json_text import parse_json
 from kvprofile.layers import plan_key
 from kvprofile.report.frontier import Row, grids, groups_on
-from kvprofile.store.reader import MEASUREMENTS_FILE, SAMPLES_FILE, Profile
+from kvprofile.store.reader import MEASUREMENTS_FILE, SAMPLES_FILE, Profile, acceptance, rejection
 
 ARMS = ("full_prefill", "full_reuse", "sender_alone", "no_context")
 
@@ -22,12 +22,15 @@ _OF_DATA = ("datasets", "metrics")
 def summarize(profile: Profile) -> dict[str, Any]:
     """Returns header, pair, environment, data, baselines, plans, samples, errors and files of a profile.
 
+    `rejected` is why it was rejected and serves nobody, `accepted` why it was before somebody accepted it, None where it was not.
     `samples` and `errors` are None where the profile was copied without the tables that tell.
     """
     rows: list[Row] = profile.rows.to_pylist()
     header = dict(profile.header)
     return {
         "profile": str(profile.folder),
+        "rejected": rejection(profile.folder),
+        "accepted": acceptance(profile.folder),
         "header": {k: v for k, v in header.items() if k not in (*_OF_PAIR, *_OF_DATA)},
         "pair": {role: header[role] for role in _OF_PAIR},
         "environment": _environment(profile.folder / "environment.json"),

@@ -202,11 +202,12 @@ def load_usable(path: str | Path) -> Profile:
     Raises:
         BadInput: If there is none, it is rejected, or its file is truncated, foreign, changed, or made by a newer kvprofile.
     """
-    from kvprofile.store.reader import resolve
+    from kvprofile.store.reader import is_url, resolve
 
     folder = resolve(path)
     if is_rejected(folder):
-        raise BadInput(f"{folder} was rejected and must not be used; sweep again or give another version")
+        mend = "sweep again" if is_url(path) else f"`kvprofile store accept {folder}` lets it serve"
+        raise BadInput(f"{folder} was rejected and must not be used; {mend}, or give another version")
     return load_folder(folder)
 
 

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 from kvprofile.errors import BadInput
 from kvprofile.store.manifest import PINNED_FILE
 from kvprofile.store.reader import (
+    PROFILE_FILE,
     VALIDATIONS_FOLDER,
     Profile,
+    acceptance,
     format_version,
     is_url,
     load,
@@ -45,6 +47,8 @@ class Entry(NamedTuple):
         profile_id: Its identity.
         header_version: The number in its header.
         previous: The identity of the profile that it was made to replace, None if of none.
+        recipe_sha256: Hash of its recipe, as its header has it.
+        accepted: Why it was rejected before somebody accepted it, None if that did not happen.
     """
 
     path: Path | str
@@ -68,10 +72,18 @@ class Entry(NamedTuple):
     profile_id: str | None = None
     header_version: int | None = None
     previous: str | None = None
+    recipe_sha256: str | None = None
+    accepted: str | None = None
 
 
 def ls(out: Path | str) -> list[Entry]:
-    """Returns every version in the store, pairs by name and versions oldest first; nothing for a store not yet made."""
+    """Returns every version in the store, pairs by name and versions oldest first; nothing for a store not yet made.
+
+    The folder of one pair is taken as a store that holds no other.
+
+    Raises:
+        BadInput: If `out` is a file or a version.
+    """
     if is_url(out):
         from kvprofile.store.remote import ls as remote_ls  # here, so that a folder costs no fsspec
 
@@ -79,12 +91,28 @@ def ls(out: Path | str) -> list[Entry]:
     out = Path(out)
     if out.is_file():
         raise BadInput(f"{out} is a file, not a store; give the folder that --out of a sweep named")
-    return [entry for pair in pairs(out) for entry in pair_entries(pair)]
+    require_no_version(out)
+    return [entry for pair in ([out] if versions(out) else pairs(out)) for entry in pair_entries(pair)]
+
+
+def require_no_version(store: Path) -> None:
+    """Refuses the folder of one version where a store or a pair is asked for.
+
+    Raises:
+        BadInput: If it is one.
+    """
+    if (store / PROFILE_FILE).is_file():
+        raise BadInput(f"{store} is one version; give its pair {store.parent} or the store")
+
+
+def is_version(path: Path) -> bool:
+    """Returns whether a folder is named as a version is."""
+    return re.fullmatch(r"v\d{4,}", path.name) is not None
 
 
 def belongs_to_pair(path: Path) -> bool:
     """Returns whether a file or folder is of those that publishing and measuring leave in the folder of a pair."""
-    return re.fullmatch(r"v\d{4,}|run-[0-9a-f]+|\.lock|\.tmp-.*", path.name) is not None
+    return is_version(path) or re.fullmatch(r"run-[0-9a-f]+|\.lock|\.tmp-.*", path.name) is not None
 
 
 def pair_folders(store: Path) -> list[Path]:
@@ -104,6 +132,7 @@ def entry_of(number: int, folder: Path) -> Entry:
     validations = len(list((folder / VALIDATIONS_FOLDER).glob("[!.]*.parquet")))
     pinned = (folder / PINNED_FILE).is_file()
     entry = Entry(folder, folder.parent.name, number, size, None, rejection(folder), pinned, validations)
+    entry = entry._replace(accepted=acceptance(folder))
     try:
         return described(entry, load(folder))
     except (BadInput, OSError) as error:
@@ -117,6 +146,7 @@ def described(entry: Entry, profile: Profile) -> Entry:
     sources: dict[str, int] = {f"{task}/{dataset}": n for task, dataset, n in zip(*columns, strict=True)}
     names = ("strategy", "start_layer", "stop_layer", "params")
     previous: Any = header.get("previous")
+    recipe: Any = header["recipe_sha256"]
     return entry._replace(
         sender=header["sender"]["name"],
         receiver=header["receiver"]["name"],
@@ -131,4 +161,5 @@ def described(entry: Entry, profile: Profile) -> Entry:
         profile_id=header["profile_id"],
         header_version=header["version"],
         previous=previous if isinstance(previous, str) else None,
+        recipe_sha256=recipe if isinstance(recipe, str) else None,
     )

@@ -165,9 +165,17 @@ def is_url(path: str | Path) -> bool:
 
 def rejection(folder: Path) -> str | None:
     """Returns why a version was rejected when it was published, None if it was not, or was accepted since."""
+    return None if (folder / ACCEPTED_FILE).is_file() else _rejected_for(folder)
+
+
+def acceptance(folder: Path) -> str | None:
+    """Returns for what a version was rejected that was accepted since, None if it was never rejected or still is."""
+    return _rejected_for(folder) if (folder / ACCEPTED_FILE).is_file() else None
+
+
+def _rejected_for(folder: Path) -> str | None:
     path = folder / REJECTED_FILE
-    stands = path.is_file() and not (folder / ACCEPTED_FILE).is_file()
-    return rejection_reason(path.read_bytes()) if stands else None
+    return rejection_reason(path.read_bytes()) if path.is_file() else None
 
 
 def rejection_reason(document: bytes) -> str:

@@ -81,6 +81,11 @@ class RemoteVersion(NamedTuple):
         """Returns why it is rejected, None if it is not."""
         return rejection_reason(self.read(REJECTED_FILE) or b"") if self.is_rejected else None
 
+    def acceptance(self) -> str | None:
+        """Returns for what it was rejected before it was accepted, None if that did not happen."""
+        both = REJECTED_FILE in self.files and ACCEPTED_FILE in self.files
+        return rejection_reason(self.read(REJECTED_FILE) or b"") if both else None
+
     def read(self, name: str) -> bytes | None:
         """Returns the content of a file, None if it is not there."""
         return self.remote.read(f"{self.name}/{name}")
@@ -296,7 +301,7 @@ def entry_of(version: RemoteVersion) -> Entry:
     size = sum(version.files.values())
     entry = Entry(version.url, version.pair, version.number, size, None, None, pinned, validations)
     try:
-        entry = entry._replace(rejected=version.rejection())
+        entry = entry._replace(rejected=version.rejection(), accepted=version.acceptance())
         return described(entry, load(fetch(version, only=(PROFILE_FILE, REJECTED_FILE))))
     except (BadInput, OSError) as error:
         return entry._replace(problem=str(error))

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import psutil
 from filelock import FileLock, Timeout
 
 from kvprofile.errors import BadInput
-from kvprofile.store.index import Entry, pair_entries, pair_folders
+from kvprofile.store.index import Entry, is_version, pair_entries, pair_folders, require_no_version
 from kvprofile.store.manifest import ACCEPTED_FILE, PINNED_FILE
-from kvprofile.store.reader import SENSITIVITY_FOLDER, VALIDATIONS_FOLDER, is_url, rejection, resolve
-from kvprofile.store.temporary import TEMPORARY, writer_of
+from kvprofile.store.reader import (
+    SENSITIVITY_FOLDER,
+    VALIDATIONS_FOLDER,
+    acceptance,
+    is_url,
+    rejection,
+    resolve,
+    versions,
+)
+from kvprofile.store.temporary import TEMPORARY, removed, writer_of
 from kvprofile.store.writer import PAIR_LOCK, sync_folder
 
 _STALE = timedelta(hours=1)
@@ -38,20 +46,46 @@ class Removal(NamedTuple):
     bytes: int
 
 
+class Kept(NamedTuple):
+    """A version that stays, though it is not among the newest that are to stay.
+
+    Attributes:
+        path: Where it is.
+        why: Why it stays.
+    """
+
+    path: str
+    why: str
+
+
+class Pruned(NamedTuple):
+    """What goes of a store, and what stays besides the newest versions."""
+
+    removals: list[Removal]
+    kept: list[Kept]
+
+    @classmethod
+    def of(cls, told: Iterable[Removal | Kept]) -> Self:
+        """Returns both, each in the order in which it is told."""
+        held = list(told)
+        removals = [one for one in held if isinstance(one, Removal)]
+        return cls(removals, [one for one in held if isinstance(one, Kept)])
+
+
 def prune(
     store: str | Path, keep: int, older_than: timedelta | None = None, *, really: bool, now: datetime | None = None
-) -> list[Removal]:
-    """Returns what goes of a store, and removes it if `really`.
+) -> Pruned:
+    """Returns what goes of a store and what stays beyond `keep`, and removes what goes if `really`.
 
     Args:
-        store: A folder or a URL.
-        keep: How many of the newest versions of each pair stay.
+        store: A folder, also that of one pair, or the URL of a store.
+        keep: How many of the newest versions of each pair stay; of each of its recipes, the newest that serves stays besides.
         older_than: Only versions of at least this age go; None for any.
         really: Whether to remove it.
         now: The time from which ages count; the present if None.
 
     Raises:
-        BadInput: If there is no such store, or nothing would be kept.
+        BadInput: If there is no such store, it is one version, or nothing would be kept.
     """
     if keep < 1:
         raise BadInput(f"--keep {keep} would leave no version to serve with; keep at least 1")
@@ -63,21 +97,31 @@ def prune(
     store = Path(store)
     if not store.is_dir():
         raise BadInput(f"there is no store at {store}; give the folder that --out of a sweep named")
-    return [gone for pair in pair_folders(store) for gone in _prune_pair(pair, keep, older_than, really, now)]
+    require_no_version(store)
+    found = [store] if versions(store) else pair_folders(store)
+    return Pruned.of(told for pair in found for told in _prune_pair(pair, keep, older_than, really, now))
 
 
-def _prune_pair(pair: Path, keep: int, older_than: timedelta | None, really: bool, now: datetime) -> Iterator[Removal]:
+def _prune_pair(
+    pair: Path, keep: int, older_than: timedelta | None, really: bool, now: datetime
+) -> Iterator[Removal | Kept]:
     with _locked(pair, wait=really) as alone:
         if alone:
             for leftover in sorted(pair.glob(f"{TEMPORARY}*")):
-                yield Removal(str(leftover), "left by a process that was killed", _size(leftover))
-                if really:
-                    shutil.rmtree(leftover, ignore_errors=True)
+                removal = Removal(str(leftover), "left by a process that was killed", _size(leftover))
+                if not really or removed(leftover):
+                    yield removal
         entries = pair_entries(pair)
-        for entry, why in removable(entries, keep, older_than, now):
+        sorting = sort_out(entries, keep, older_than, now)
+        yield from (Kept(str(entry.path), why) for entry, why in sorting.staying)
+        for entry, why in sorting.going:
             folder = Path(entry.path)
-            if not folder.is_symlink() and (not really or _remove(folder)):
+            if folder.is_symlink():
+                yield Kept(str(folder), "it is a link")
+            elif not really or _remove(folder):
                 yield Removal(str(folder), why, entry.bytes)
+            else:
+                yield Kept(str(folder), "pinned, validated or measured since it was looked at")
         places = [pair, *(Path(entry.path) for entry in entries)]
         for file in sorted({file for place in places for file in _stale_files(place, now)}):
             yield Removal(str(file), "left by a process that is gone", file.stat().st_size)
@@ -85,23 +129,49 @@ def _prune_pair(pair: Path, keep: int, older_than: timedelta | None, really: boo
                 file.unlink(missing_ok=True)
 
 
-def removable(
-    entries: Sequence[Entry], keep: int, older_than: timedelta | None, now: datetime
-) -> list[tuple[Entry, str]]:
-    """Returns which versions of a pair may go, oldest first, and why.
+class Sorting(NamedTuple):
+    """Which versions of a pair go and which stay though they are not among the newest, oldest first, each with why."""
 
-    The newest `keep` stay, the newest that was not rejected, and all that are pinned, validated or being measured; so does the
-    version that one of these replaced, to compare with. What cannot be read stays: nobody knows what it is.
+    going: list[tuple[Entry, str]]
+    staying: list[tuple[Entry, str]]
+
+
+def sort_out(entries: Sequence[Entry], keep: int, older_than: timedelta | None, now: datetime) -> Sorting:
+    """Returns which versions of a pair may go, and which must stay.
+
+    The newest `keep` stay, of each recipe the newest that was not rejected, and all that are pinned, validated or being
+    measured; so does the version that one of these replaced, to compare with. What cannot be read stays: nobody knows what it
+    is. Recipes are told apart by the hash in the header, which a remote store shows, too: where a newer kvprofile hashes the
+    same recipe otherwise, one version more stays.
     """
     readable = sorted((entry for entry in entries if entry.problem is None), key=lambda entry: entry.version)
-    accepted = [entry for entry in readable if entry.rejected is None]
-    needed = [e for e in readable if e.pinned or e.validations or (isinstance(e.path, Path) and busy(e.path))]
-    stays = {*readable[-keep:], *accepted[-1:], *needed}
-    replaced = {entry.previous for entry in stays} - {None}
-    going = [entry for entry in readable if entry not in stays and entry.profile_id not in replaced]
-    old = [entry for entry in going if older_than is None or _age(entry, now) >= older_than]
+    serving = {entry.recipe_sha256: entry for entry in readable if entry.rejected is None}
+    needed = {entry: reasons for entry in readable if (reasons := _needed_for(entry, serving.values()))}
+    stays = [entry for entry in readable if entry in needed or entry in readable[-keep:]]
+    replaced = {entry.previous: f"replaced by v{entry.version:04d}" for entry in stays}
     which = "" if older_than is None else f" and older than {_days(older_than)}"
-    return [(entry, f"not among the newest {keep}{which}, and nothing refers to it") for entry in old]
+    sorting = Sorting([], [(entry, "cannot be read") for entry in entries if entry.problem is not None])
+    for entry in readable[:-keep]:
+        reasons = [*needed.get(entry, []), *([replaced[entry.profile_id]] if entry.profile_id in replaced else [])]
+        if not reasons and older_than is not None and _age(entry, now) < older_than:
+            reasons = [f"younger than {_days(older_than)}"]
+        if reasons:
+            sorting.staying.append((entry, ", ".join(reasons)))
+        else:
+            sorting.going.append((entry, f"not among the newest {keep}{which}, and nothing refers to it"))
+    sorting.staying.sort(key=lambda kept: kept[0].version)
+    return sorting
+
+
+def _needed_for(entry: Entry, serving: Collection[Entry]) -> list[str]:
+    """Returns why a version must stay whatever its age, in words; nothing where it need not."""
+    known = (
+        ("pinned", entry.pinned),
+        ("validated", entry.validations > 0),
+        ("being measured or cut off", isinstance(entry.path, Path) and busy(entry.path)),
+        ("the newest of its recipe that serves", entry in serving),
+    )
+    return [why for why, holds in known if holds]
 
 
 def _age(entry: Entry, now: datetime) -> timedelta:
@@ -128,13 +198,14 @@ def pin(path: str, pinned: bool) -> Path:
     """Returns the folder of the version that `path` means, after it was pinned against `prune`, or set free.
 
     Raises:
-        BadInput: If there is none, or it lies at a URL.
+        BadInput: If there is none, it goes meanwhile, or it lies at a URL.
     """
     folder = _in_a_folder(path, "pinned")
-    if pinned:
-        (folder / PINNED_FILE).touch()
-    else:
-        (folder / PINNED_FILE).unlink(missing_ok=True)
+    with _not_pruned(folder):
+        if pinned:
+            (folder / PINNED_FILE).touch()
+        else:
+            (folder / PINNED_FILE).unlink(missing_ok=True)
     return folder
 
 
@@ -142,13 +213,41 @@ def accept(path: str) -> Path:
     """Returns the folder of a rejected version, after it was let serve in spite of its rejection.
 
     Raises:
-        BadInput: If there is none, it was not rejected, or it lies at a URL.
+        BadInput: If there is none, it was not rejected, it goes meanwhile, or it lies at a URL.
     """
     folder = _in_a_folder(path, "accepted")
-    if rejection(folder) is None:
-        raise BadInput(f"{folder} is not rejected; name the rejected version, which `kvprofile store ls` shows")
-    (folder / ACCEPTED_FILE).touch()
+    with _not_pruned(folder):
+        if rejection(folder) is None:
+            raise BadInput(f"{folder} is not rejected; name the rejected version, which `kvprofile store ls` shows")
+        (folder / ACCEPTED_FILE).touch()
     return folder
+
+
+def unaccept(path: str) -> Path:
+    """Returns the folder of a version whose rejection holds again.
+
+    Raises:
+        BadInput: If there is none, it was not rejected and accepted, it goes meanwhile, or it lies at a URL.
+    """
+    folder = _in_a_folder(path, "unaccepted")
+    with _not_pruned(folder):
+        if acceptance(folder) is None:
+            raise BadInput(f"{folder} was not accepted after a rejection; `kvprofile store ls` shows which were")
+        (folder / ACCEPTED_FILE).unlink()
+    return folder
+
+
+@contextmanager
+def _not_pruned(folder: Path) -> Iterator[None]:
+    """Keeps `prune` from a version's pair while the block runs; a version outside a pair is not locked.
+
+    Raises:
+        BadInput: If the version went before.
+    """
+    with _locked(folder.parent, wait=True) if is_version(folder) else nullcontext():
+        if not folder.is_dir():
+            raise BadInput(f"{folder} was removed meanwhile; `kvprofile store ls` lists what is there")
+        yield
 
 
 def _in_a_folder(path: str, done: str) -> Path:
@@ -211,4 +310,5 @@ def _locked(pair: Path, wait: bool) -> Iterator[bool]:
 
 
 def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())

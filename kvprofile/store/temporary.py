@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 TEMPORARY = ".tmp-"
@@ -17,6 +19,16 @@ def temporary_beside(path: Path) -> Path:
     It tells the process, so that `store prune` knows what nobody goes on to write.
     """
     return path.with_name(f"{TEMPORARY}{os.getpid()}-{uuid.uuid4().hex[:16]}-{path.name}")
+
+
+def removed(path: Path) -> bool:
+    """Removes a file or a folder with all that is in it; returns whether it is gone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+    return not (path.exists() or path.is_symlink())
 
 
 def writer_of(path: Path) -> int | None:

@@ -32,7 +32,7 @@ from kvprofile.store.manifest import (
 from kvprofile.store.reader import Profile, is_url, load
 from kvprofile.store.remote import CLAIM_FILE, Listing, RemoteVersion, entry_of, listing_of, no_profile, scope_of
 from kvprofile.store.remote_files import Remote
-from kvprofile.store.retention import Removal, removable
+from kvprofile.store.retention import Kept, Pruned, Removal, sort_out
 from kvprofile.store.schema import FOOTER_KEY
 from kvprofile.store.soundness import Finding, faults_beside, hash_findings
 from kvprofile.store.verify import Verdict, verify_pair
@@ -216,8 +216,8 @@ def _claimed_for(version: RemoteVersion, now: datetime) -> timedelta:
         return timedelta.max
 
 
-def prune_remote(url: str, keep: int, older_than: timedelta | None, really: bool, now: datetime) -> list[Removal]:
-    """Returns what goes of a remote store, and removes it if `really`; see `retention.prune`.
+def prune_remote(url: str, keep: int, older_than: timedelta | None, really: bool, now: datetime) -> Pruned:
+    """Returns what goes of a remote store and what stays, and removes what goes if `really`; see `retention.prune`.
 
     A version's manifest goes first, so that a reader finds all of it or no version; its claim goes last. Of a publisher that
     died the claim goes first, so that if it lives, it finds that it must not publish.
@@ -227,6 +227,7 @@ def prune_remote(url: str, keep: int, older_than: timedelta | None, really: bool
     """
     listing = listing_of(url)
     removals: list[tuple[Removal, RemoteVersion]] = []
+    kept: list[Kept] = []
     for version in listing.all():
         if not version.published and (age := _claimed_for(version, now)) >= CLAIM_AGE:
             since = "" if age == timedelta.max else f" {age // timedelta(hours=1)} hours ago"
@@ -234,9 +235,11 @@ def prune_remote(url: str, keep: int, older_than: timedelta | None, really: bool
             removals.append((Removal(version.url, why, sum(version.files.values())), version))
     for pair in listing.pairs:
         by_url = {version.url: version for version in listing.published(pair)}
-        for entry, why in removable([entry_of(version) for version in by_url.values()], keep, older_than, now):
+        sorting = sort_out([entry_of(version) for version in by_url.values()], keep, older_than, now)
+        kept += [Kept(str(entry.path), why) for entry, why in sorting.staying]
+        for entry, why in sorting.going:
             removals.append((Removal(str(entry.path), why, entry.bytes), by_url[str(entry.path)]))
-    return [removal for removal, version in removals if not really or _removed(version)]
+    return Pruned([removal for removal, version in removals if not really or _removed(version)], kept)
 
 
 def _removed(version: RemoteVersion) -> bool:

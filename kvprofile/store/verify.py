@@ -8,11 +8,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvprofile.errors import BadInput
-from kvprofile.store.index import Entry, belongs_to_pair, entry_of, pair_entries, pair_folders
-from kvprofile.store.reader import is_url, resolve, versions
+from kvprofile.resources import expanded
+from kvprofile.store.index import (
+    Entry,
+    belongs_to_pair,
+    entry_of,
+    is_version,
+    pair_entries,
+    pair_folders,
+    require_no_version,
+)
+from kvprofile.store.reader import PROFILE_FILE, is_url, resolve, versions
 from kvprofile.store.soundness import Finding, check_version
 from kvprofile.store.temporary import TEMPORARY
 from kvprofile.store.writer import LOCK, pair_folder
+
+_CHAIN = re.compile(r".+-[0-9a-f]{16}\.parquet|\.run-[0-9a-f]{16}|\.tmp-.+")
 
 
 class Verdict(NamedTuple):
@@ -32,10 +43,10 @@ class Verdict(NamedTuple):
 
 
 def verify(store: str | Path) -> Verdict:
-    """Checks every version of a store, and what lies around them; a folder or a URL.
+    """Checks every version of a store or of one pair, and what lies around them; a folder or a URL.
 
     Raises:
-        BadInput: If there is no such store.
+        BadInput: If there is no such store, or it is one version.
     """
     if is_url(store):
         from kvprofile.store.transfer import verify_remote  # here, so that a folder costs no fsspec
@@ -44,6 +55,9 @@ def verify(store: str | Path) -> Verdict:
     store = Path(store)
     if not store.is_dir():
         raise BadInput(f"there is no store at {store}; give the folder that --out of a sweep named")
+    require_no_version(store)
+    if own := versions(store):
+        return Verdict(len(own), list(verify_pair(store)))
     checked, findings = 0, list[Finding]()
     found = pair_folders(store)
     for folder in sorted(store.iterdir()):
@@ -53,13 +67,19 @@ def verify(store: str | Path) -> Verdict:
         elif next(folder.glob("*/v*/profile.parquet"), None) is not None:
             mend = f"kvprofile store verify --out {folder}"
             findings.append(Finding("remark", str(folder), "it is a store of its own, and was not checked", mend))
-        elif not folder.name.startswith("."):
+        elif not (folder.name.startswith(".") or _holds_chains(folder)):
             findings.append(Finding("remark", str(folder), "it belongs to nothing", "remove it if it is not yours"))
     return Verdict(checked, findings)
 
 
-def verify_profile(path: str) -> Verdict:
-    """Checks one version: the one that `path` means.
+def _holds_chains(folder: Path) -> bool:
+    """Returns whether all that lies in a folder is of measured chains, or of chains at work, as `kvprofile chain` keeps them."""
+    held = [path for chain in folder.glob("*") for path in (chain.iterdir() if chain.is_dir() else [chain])]
+    return bool(held) and all(_CHAIN.fullmatch(path.name) for path in held)
+
+
+def verify_named(path: str) -> Verdict:
+    """Checks a store, a pair with what lies in its folder, or one version, whichever `path` names.
 
     Raises:
         BadInput: If there is none.
@@ -68,6 +88,10 @@ def verify_profile(path: str) -> Verdict:
         from kvprofile.store.transfer import verify_remote
 
         return verify_remote(path)
+    place = expanded(path)
+    one = is_version(place) or (place / PROFILE_FILE).is_file()
+    if place.is_dir() and not one and (versions(place) or pair_folders(place)):
+        return verify(place)
     folder = resolve(path)
     entries = [entry_of(number, one) for number, one in versions(folder.parent) if one == folder]
     return Verdict(1, [*check_version(folder), *(found for entry in entries for found in _placed(entry))])

@@ -22,7 +22,7 @@ from kvprofile.store.manifest import write_manifest
 from kvprofile.store.migrations import migrate
 from kvprofile.store.reader import versions
 from kvprofile.store.schema import FOOTER_KEY, missing_header_keys
-from kvprofile.store.temporary import TEMPORARY, temporary_beside
+from kvprofile.store.temporary import TEMPORARY, removed, temporary_beside
 
 LOCK = "lock"
 """Of a folder of work in progress."""
@@ -94,7 +94,7 @@ def publish(pair: Path, build: Callable[[Path, int], None]) -> Path:
     pair.mkdir(parents=True, exist_ok=True)
     with FileLock(pair / PAIR_LOCK):
         for leftover in pair.glob(f"{TEMPORARY}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            removed(leftover)
         number = max((n for n, _ in versions(pair)), default=0) + 1
         temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=pair))
         try:

@@ -60,6 +60,22 @@ def test_ls_tells_what_a_version_holds(store: Path) -> None:
     assert "\x1b" not in output
 
 
+def test_ls_and_show_tell_whether_a_rejection_holds(store: Path) -> None:
+    folder = store / PAIR / "v0002"
+    (folder / "rejected.json").write_text('{"reason": "worse"}')
+    assert "rejected: worse" in run("show", folder).output
+    assert run("store", "accept", folder).exit_code == 0
+    assert "accepted (was rejected: worse)" in run("store", "ls", "--out", store).output
+    assert "accepted (was rejected: worse)" in run("show", folder).output
+    shown = document("show", folder)
+    assert isinstance(shown, dict)
+    assert (shown["rejected"], shown["accepted"]) == (None, "worse")
+    assert document("store", "unaccept", folder) == {"profile": str(folder), "accepted": False}
+    assert run("store", "accept", folder).exit_code == 0
+    assert run("store", "unaccept", folder).output == f"{folder} is rejected again\n"
+    assert "rejected" not in run("show", store / PAIR / "v0001").output
+
+
 def test_verify_prints_a_finding_a_line_and_exits_1_for_faults(store: Path) -> None:
     (store / "README").touch()
     ended = run("store", "verify", "--out", store)
@@ -91,14 +107,44 @@ def test_prune_tells_first_and_removes_when_told(store: Path) -> None:
     assert isinstance(found, dict)
     assert (found["removed"], len(found["removals"])) == (False, 2)
     assert document("store", "prune", "--keep", 1, "--older-than", "999w", "--out", store) == {
-        **{"store": str(store), "removed": False, "removals": []}
+        **{"store": str(store), "removed": False, "removals": []},
+        "kept": [{"path": f"{store}/{PAIR}/v000{n}", "why": "younger than 6993 days"} for n in (1, 2)],
     }
     run("store", "pin", store / PAIR / "v0001")
-    assert "removed" in run("store", "prune", "--keep", 1, "--yes", "--out", store).output
+    output = run("store", "prune", "--keep", 1, "--yes", "--out", store).output
+    assert f"removed {store / PAIR / 'v0002'}" in output
+    assert f"kept {store / PAIR / 'v0001'}: pinned\n" in output
     assert [number for number, _ in versions(store / PAIR)] == [1, 3]
     assert document("store", "unpin", store / PAIR / "v0001") == {"profile": f"{store}/{PAIR}/v0001", "pinned": False}
     run("store", "prune", "--keep", 1, "--yes", "--out", store)
     assert [number for number, _ in versions(store / PAIR)] == [3]
+
+
+@pytest.mark.parametrize("scope", ["store", "pair"])
+def test_a_store_or_a_pair_is_named_as_an_argument_too(store: Path, scope: str) -> None:
+    place = store if scope == "store" else store / PAIR
+    (store / PAIR / "v0001" / "recipe.yaml").write_text("seed: 5\n")
+    found = document("store", "verify", place)
+    assert isinstance(found, dict)
+    assert (found["checked"], found["sound"], found["store"]) == (3, False, str(place))
+    assert document("store", "verify", "--out", place) == found
+    listed = document("store", "ls", place)
+    assert isinstance(listed, list)
+    assert [entry["version"] for entry in listed] == [1, 2, 3]
+    assert run("store", "prune", place, "--keep", 1, "--yes").exit_code == 0
+    assert [number for number, _ in versions(store / PAIR)] == [3]
+
+
+def test_a_version_is_no_store_and_two_stores_are_refused(store: Path) -> None:
+    version = store / PAIR / "v0003"
+    for command in (("ls", version), ("prune", "--keep", 1, version), ("verify", "--out", version)):
+        assert "is one version; give its pair" in str(run("store", *command).exception)
+    for command in (("ls",), ("verify",), ("prune", "--keep", 1)):
+        error = run("store", *command, store, "--out", "other").exception
+        assert isinstance(error, BadInput)
+        assert "give one of them" in str(error)
+    version.joinpath("profile.parquet").unlink()
+    assert run("store", "verify", version).exit_code != 0
 
 
 def test_prune_needs_to_know_how_many_stay(store: Path) -> None:
@@ -143,6 +189,6 @@ def test_commands_that_measure_refuse_a_url(command: tuple[str, ...], mend: str)
     assert mend in str(error)
 
 
-@pytest.mark.parametrize("command", ["ls", "verify", "prune", "pin", "unpin", "push", "pull"])
+@pytest.mark.parametrize("command", ["ls", "verify", "prune", "pin", "unpin", "accept", "unaccept", "push", "pull"])
 def test_help_shows_an_example(command: str) -> None:
     assert f"Example: kvprofile store {command}" in run("store", command, "--help").output

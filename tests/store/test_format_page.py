@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from kvprofile.store.schema import (
@@ -52,6 +53,17 @@ def test_every_key_is_described(heading: str) -> None:
     rows = table(PAGE, heading)
     assert [row[0].strip("`") for row in rows] == list(KEYS[heading])
     assert all(len(row) == 2 and row[1] for row in rows)
+
+
+def test_the_files_whose_footers_have_a_header_are_named() -> None:
+    """What the page says of footers, against a version that a sweep wrote."""
+    text = PAGE.split("## Header\n")[1].split("```")[0]
+    with_key, _, without = text.partition("The first two hold the same one.")
+    files = sorted((Path(__file__).parent / "format_1").glob("*.parquet"))
+    assert len(files) == 3
+    for file in files:
+        held = b"kvprofile" in (pq.read_schema(file).metadata or {})
+        assert f"`{file.name}`" in (with_key if held else without), file.name
 
 
 def test_every_format_is_described() -> None:

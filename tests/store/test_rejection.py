@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kvprofile.errors import BadInput
-from kvprofile.runtime import Fingerprint, ProfileStore
+from kvprofile.runtime import Fingerprint, ProfileStore, load_profile
 from kvprofile.store.index import ls
 from kvprofile.store.reader import load, rejection, resolve
-from kvprofile.store.retention import accept
+from kvprofile.store.retention import accept, unaccept
 from kvprofile.store.soundness import check_version
 from tests.profile_factory import header, publish_profile
 
@@ -58,6 +58,27 @@ def test_a_rejected_version_that_somebody_accepted_serves(tmp_path: Path) -> Non
     for path, words in ((str(good), "is not rejected"), ("s3://bucket/x", "only a folder can")):
         with pytest.raises(BadInput, match=words):
             accept(path)
+
+
+def test_an_acceptance_can_be_taken_back(tmp_path: Path) -> None:
+    good, bad = publish_some(tmp_path, False, True)
+    accept(str(bad))
+    assert [(entry.rejected, entry.accepted) for entry in ls(tmp_path)] == [(None, None), (None, "worse by 1 points")]
+    assert unaccept(str(bad)) == bad
+    assert rejection(bad) == "worse by 1 points"
+    assert resolve(tmp_path) == good
+    assert [(entry.rejected, entry.accepted) for entry in ls(tmp_path)] == [(None, None), ("worse by 1 points", None)]
+    for path, words in ((str(bad), "was not accepted"), (str(good), "was not accepted"), ("s3://b/x", "only a folder")):
+        with pytest.raises(BadInput, match=words):
+            unaccept(path)
+
+
+def test_a_runtime_that_names_a_rejected_version_is_told_how_to_accept_it(tmp_path: Path) -> None:
+    (bad,) = publish_some(tmp_path, True)
+    with pytest.raises(BadInput, match=f"kvprofile store accept {bad}"):
+        load_profile(bad)
+    accept(str(bad))
+    assert load_profile(bad).folder == bad
 
 
 def test_where_all_are_rejected_it_says_so(tmp_path: Path) -> None:

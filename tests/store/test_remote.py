@@ -22,7 +22,7 @@ from kvprofile.store.reader import format_version, load, read_measurements, reje
 from kvprofile.store.remote_files import Remote
 from kvprofile.store.retention import pin, prune
 from kvprofile.store.transfer import pull, push
-from kvprofile.store.verify import verify, verify_profile
+from kvprofile.store.verify import verify, verify_named
 from kvprofile.store.writer import write_table
 from tests.profile_factory import add_sensitivity, header, publish_profile
 
@@ -139,7 +139,7 @@ def test_a_flipped_byte_is_refused_and_leaves_nothing(tmp_path: Path, url: str, 
         one.path == f"{place}/{name}" and "not the one that was published" in one.what for one in verdict.findings
     )
     assert not verdict.sound
-    assert not verify_profile(place).sound
+    assert not verify_named(place).sound
 
 
 def test_a_copy_that_was_changed_in_the_cache_is_not_pulled(tmp_path: Path, url: str) -> None:
@@ -222,13 +222,14 @@ def test_a_rejection_may_be_told_after_publishing_and_ended(tmp_path: Path, url:
         load_profile(place)
     assert rejection(Path(pull(place, str(tmp_path / "copy")).place)) == "worse"
     later = datetime.now(UTC) + timedelta(days=2)
-    assert [gone.path for gone in prune(url, 1, really=False, now=later)] == [f"{url}/{PAIR}/v0001"]
+    assert [gone.path for gone in prune(url, 1, really=False, now=later).removals] == [f"{url}/{PAIR}/v0001"]
     MEMORY.rm_file(stored(url, f"{PAIR}/v0003/rejected.json"))
     assert load_profile(place).folder == resolve(url), "it was withdrawn"
     MEMORY.pipe_file(stored(url, f"{PAIR}/v0003/rejected.json"), b"{}")
     MEMORY.pipe_file(stored(url, f"{PAIR}/v0003/accepted"), b"")
     assert load(url).header["profile_id"] == "profile-3"
     assert [entry.rejected for entry in ls(url)] == [None, None, None]
+    assert [entry.accepted for entry in ls(url)] == [None, None, "rejected.json tells no reason"]
     assert load_profile(place).choose("100%") is not None
     with pytest.raises(BadInput, match=r"v0001 is a copy of this profile without accepted"):
         pull(place, str(tmp_path / "copy"))
@@ -348,15 +349,15 @@ def test_prune_removes_old_claims_and_old_versions(tmp_path: Path, url: str) -> 
     MEMORY.rm_file(stored(url, f"{PAIR}/v0003/manifest.json"))
     places = [f"{url}/{PAIR}/v{number:04d}" for number in range(1, 5)]
     now = datetime.now(UTC)
-    assert [gone.path for gone in prune(url, 1, really=False, now=now)] == places[:2]
+    assert [gone.path for gone in prune(url, 1, really=False, now=now).removals] == places[:2]
     tomorrow = now + timedelta(days=1, hours=1)
-    gone = prune(url, 1, really=True, now=tomorrow)
+    gone = prune(url, 1, really=True, now=tomorrow).removals
     assert sorted(one.path for one in gone) == places[:3]
     assert [entry.path for entry in ls(url)] == places[3:]
     assert set(Remote(url).files()) == {
         f"{PAIR}/v0004/{name}" for name in ("claim.json", "manifest.json", *(read_manifest(resolve(url)) or ()))
     }
-    assert prune(url, 1, really=True, now=tomorrow) == []
+    assert prune(url, 1, really=True, now=tomorrow).removals == []
 
 
 def test_prune_that_stops_leaves_whole_versions_or_none(
@@ -415,7 +416,7 @@ def test_a_publisher_that_only_seemed_dead(
                 during.setattr(Remote, "remove", late)
             else:
                 during.setattr(Remote, "remove", taken)
-            gone = prune(url, 1, really=True, now=later)
+            gone = prune(url, 1, really=True, now=later).removals
         assert len(gone) == (when == "after")
         return create(self, name, content) if when == "before" else holds(self, PAIR, 1, b"")
 
@@ -503,7 +504,7 @@ def test_bad_addresses_say_what_is_wrong(tmp_path: Path, url: str) -> None:
     assert ls("memory://never/made") == []
     MEMORY.pipe_file(f"/{tmp_path.name}/notes/README", b"x")
     for nothing in ("memory://never/made", f"memory://{tmp_path.name}/notes"):
-        for look in (verify, verify_profile, lambda wrong: prune(wrong, 1, really=True)):
+        for look in (verify, verify_named, lambda wrong: prune(wrong, 1, really=True)):
             with pytest.raises(BadInput, match=f"there is no profile at {nothing}"):
                 look(nothing)
     for inside in (f"{url}/{PAIR}", f"{url}/{PAIR}/v0001"):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,8 @@ from filelock import FileLock
 
 from kvprofile.errors import BadInput
 from kvprofile.store import retention
-from kvprofile.store.index import Entry
 from kvprofile.store.reader import load, resolve, versions
-from kvprofile.store.retention import pin, prune, removable
+from kvprofile.store.retention import Sorting, accept, pin, prune, sort_out
 from tests.profile_factory import publish_profile
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
@@ -39,7 +40,7 @@ def left(store: Path) -> list[int]:
 
 def pruned(store: Path, keep: int, days: int | None = None, really: bool = True) -> list[str]:
     age = None if days is None else timedelta(days=days)
-    return [Path(gone.path).name for gone in prune(store, keep, age, really=really, now=NOW)]
+    return [Path(gone.path).name for gone in prune(store, keep, age, really=really, now=NOW).removals]
 
 
 def test_the_newest_stay(store: Path) -> None:
@@ -62,7 +63,7 @@ def test_a_number_is_not_given_twice(store: Path) -> None:
 def test_only_old_ones_go(store: Path) -> None:
     assert pruned(store, 1, days=28, really=False) == ["v0001", "v0002", "v0003"]
     assert pruned(store, 5, days=1, really=False) == ["v0001"]
-    assert "older than 28 days" in prune(store, 1, timedelta(days=28), really=False, now=NOW)[0].why
+    assert "older than 28 days" in prune(store, 1, timedelta(days=28), really=False, now=NOW).removals[0].why
 
 
 @pytest.mark.parametrize("created_at", ["yesterday", ""])
@@ -93,6 +94,14 @@ def test_the_newest_that_was_not_rejected_stays(store: Path) -> None:
         (store / PAIR / f"v{number:04d}" / "rejected.json").write_text('{"reason": "worse"}')
     assert pruned(store, 1) == ["v0001", "v0002", "v0003", "v0005"]
     assert load(store).header["profile_id"] == "profile-4"
+
+
+def test_of_each_recipe_the_newest_that_was_not_rejected_stays(tmp_path: Path) -> None:
+    for number, recipe in enumerate("aabbaca", start=1):
+        made(tmp_path, number, recipe_sha256=recipe * 64)
+    (tmp_path / PAIR / "v0004" / "rejected.json").write_text('{"reason": "worse"}')
+    assert pruned(tmp_path, 1) == ["v0001", "v0002", "v0004", "v0005"]
+    assert left(tmp_path) == [3, 6, 7]
 
 
 def test_what_a_kept_version_replaced_stays_but_not_the_whole_line(tmp_path: Path) -> None:
@@ -134,14 +143,31 @@ def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(store: Pat
         file.touch()
     assert ".tmp-killed" in pruned(store, 9, really=False)
     later = datetime.now(UTC) + timedelta(hours=2)
-    told = [Path(one.path) for one in prune(store, 9, really=False, now=later)]
+    told = [Path(one.path) for one in prune(store, 9, really=False, now=later).removals]
     assert sorted(told) == sorted([pair / ".tmp-killed", *(file for file, goes in files.items() if goes)])
-    assert [Path(g.path).name for g in prune(store, 9, really=True)] == [".tmp-killed"], (
+    assert [Path(g.path).name for g in prune(store, 9, really=True).removals] == [".tmp-killed"], (
         "a young file may be on its way"
     )
-    removed = {Path(one.path) for one in prune(store, 9, really=True, now=later)}
+    removed = {Path(one.path) for one in prune(store, 9, really=True, now=later).removals}
     assert removed == {file for file, goes in files.items() if goes}
     assert {file for file in files if file.exists()} == {file for file, goes in files.items() if not goes}
+
+
+@pytest.mark.parametrize("by", ["prune", "publish"])
+def test_files_and_links_left_in_a_pair_go_too(store: Path, by: str) -> None:
+    pair = store / PAIR
+    (pair / ".tmp-file").write_bytes(b"12345")
+    (pair / ".tmp-link").symlink_to(pair / "v0006")
+    if by == "prune":
+        assert next((Path(one.path).name, one.bytes) for one in prune(store, 9, really=False).removals) == (
+            ".tmp-file",
+            5,
+        )
+        assert pruned(store, 9) == [".tmp-file", ".tmp-link"]
+    else:
+        made(store, 7)
+    assert not list(pair.glob(".tmp-*"))
+    assert load(pair / "v0006").header["version"] == 6
 
 
 def test_a_dry_run_leaves_a_publisher_at_work_alone(store: Path) -> None:
@@ -188,8 +214,8 @@ def test_what_came_meanwhile_stays(store: Path, place: str, when: str, monkeypat
         (version / place).parent.mkdir(parents=True, exist_ok=True)
         (version / place).touch()
 
-    def slow(*arguments: Any) -> list[tuple[Entry, str]]:
-        found = removable(*arguments)
+    def slow(*arguments: Any) -> Sorting:
+        found = sort_out(*arguments)
         come()
         return found
 
@@ -200,7 +226,7 @@ def test_what_came_meanwhile_stays(store: Path, place: str, when: str, monkeypat
         return rename(self, target)
 
     if when == "after the look":
-        monkeypatch.setattr(retention, "removable", slow)
+        monkeypatch.setattr(retention, "sort_out", slow)
     else:
         monkeypatch.setattr(Path, "rename", late)
     assert pruned(store, 4) == ["v0001"]
@@ -208,6 +234,68 @@ def test_what_came_meanwhile_stays(store: Path, place: str, when: str, monkeypat
     assert (version / place).is_file()
     assert (version in renamed) == (when == "at the last moment")
     assert not list((store / PAIR).glob(".tmp-*"))
+
+
+@pytest.mark.parametrize(("change", "name"), [(lambda p: pin(p, True), "pinned"), (accept, "accepted")])
+def test_who_pins_or_accepts_waits_for_prune_and_is_told_if_the_version_went(
+    store: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], Path], name: str
+) -> None:
+    told: dict[int, str] = {}
+
+    def later(number: int) -> None:
+        try:
+            told[number] = str(change(str(store / PAIR / f"v{number:04d}")))
+        except BadInput as error:
+            told[number] = str(error)
+
+    threads = [threading.Thread(target=later, args=(number,)) for number in (2, 5)]
+
+    def slow(*arguments: Any) -> Sorting:
+        for thread in threads:
+            thread.start()
+            thread.join(0.2)
+        return sort_out(*arguments)
+
+    monkeypatch.setattr(retention, "sort_out", slow)
+    for number in (2, 5):
+        (store / PAIR / f"v{number:04d}" / "rejected.json").write_text('{"reason": "worse"}')
+    assert pruned(store, 2) == ["v0001", "v0002", "v0003", "v0004"]
+    for thread in threads:
+        thread.join(30)
+    kept = store / PAIR / "v0005"
+    assert "v0002 was removed meanwhile" in told[2]
+    assert told[5] == str(kept)
+    assert (kept / name).is_file()
+
+
+def test_a_version_outside_a_store_is_pinned_without_a_lock(store: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "elsewhere" / "profile"
+    shutil.copytree(store / PAIR / "v0001", alone)
+    pin(str(alone), True)
+    assert (alone / "pinned").is_file()
+    assert [path.name for path in alone.parent.iterdir()] == ["profile"]
+
+
+def test_it_tells_why_a_version_stays(tmp_path: Path) -> None:
+    changes: dict[int, dict[str, object]] = {2: {"recipe_sha256": "a" * 64}, 7: {"previous": "profile-5"}}
+    folders = [made(tmp_path, number, **changes.get(number, {})) for number in range(1, 8)]
+    pin(str(folders[0]), True)
+    (folders[0] / "validations" / ".run-1").mkdir(parents=True)
+    (folders[2] / "validations").mkdir()
+    (folders[2] / "validations" / "musique-0001.parquet").touch()
+    (folders[3] / "profile.parquet").write_bytes(b"PAR1")
+    expected = {
+        1: "pinned, being measured or cut off",
+        2: "the newest of its recipe that serves",
+        3: "validated",
+        4: "cannot be read",
+        5: "replaced by v0007",
+    }
+    for really in (False, True):
+        told = prune(tmp_path, 1, really=really, now=NOW)
+        assert told.kept == [(str(folders[number - 1]), why) for number, why in expected.items()]
+        assert [one.path for one in told.removals] == [str(folders[5])]
+    assert left(tmp_path) == [1, 2, 3, 4, 5, 7]
 
 
 def test_what_a_version_being_measured_replaced_stays(tmp_path: Path) -> None:

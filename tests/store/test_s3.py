@@ -124,8 +124,8 @@ def test_a_publisher_killed_between_uploads_leaves_a_claim(tmp_path: Path, url: 
     assert all("not published" in one.what for one in verdict.findings)
     place = push(str(made(tmp_path, 4)), url).place
     assert place.endswith("v0004")
-    assert prune(url, 5, really=True) == [], "they may still be at work"
-    gone = prune(url, 5, really=True, now=datetime.now(UTC) + timedelta(days=2))
+    assert prune(url, 5, really=True).removals == [], "they may still be at work"
+    gone = prune(url, 5, really=True, now=datetime.now(UTC) + timedelta(days=2)).removals
     assert [one.path[-5:] for one in gone] == ["v0002", "v0003"]
     assert verify(url) == (2, [])
 
@@ -133,7 +133,7 @@ def test_a_publisher_killed_between_uploads_leaves_a_claim(tmp_path: Path, url: 
 def test_old_versions_are_removed(tmp_path: Path, url: str) -> None:
     for number in range(1, 4):
         push(str(made(tmp_path, number)), url)
-    assert len(prune(url, 1, really=False)) == 2
+    assert len(prune(url, 1, really=False).removals) == 2
     prune(url, 1, really=True)
     assert {name.split("/")[1] for name in Remote(url).files()} == {"v0003"}
     assert load(url).header["profile_id"] == "profile-3"

@@ -15,7 +15,7 @@ import pytest
 from kvprofile.store.reader import read_measurements
 from kvprofile.store.schema import FORMAT_VERSION, MEASUREMENTS
 from kvprofile.store.soundness import Finding
-from kvprofile.store.verify import verify, verify_profile
+from kvprofile.store.verify import verify, verify_named
 from kvprofile.store.writer import write_table
 from tests.profile_factory import add_sensitivity, fail, header, measurements, publish_profile
 
@@ -40,11 +40,11 @@ def test_a_sound_store_has_nothing_to_say(folder: Path) -> None:
     (folder / "pinned").touch()
     assert verify(folder.parent.parent) == (1, [])
     assert verify(folder.parent.parent).sound
-    assert verify_profile(str(folder)) == (1, [])
+    assert verify_named(str(folder)) == (1, [])
 
 
 def test_a_profile_of_format_1_is_sound_but_for_what_was_not_yet_written() -> None:
-    verdict = verify_profile(str(FORMAT_1))
+    verdict = verify_named(str(FORMAT_1))
     assert {one.severity for one in verdict.findings} == {"remark"}
     assert "no manifest" in verdict.findings[0].what
 
@@ -259,6 +259,19 @@ def test_a_finished_run_is_no_remark(folder: Path) -> None:
     (folder.parent / "run-0123456789abcdef").mkdir()
     (folder.parent / "run-0123456789abcdef" / "lock").touch()
     assert findings(folder) == []
+
+
+def test_measured_chains_and_the_lock_of_reprofile_belong_to_a_store(folder: Path) -> None:
+    store = folder.parent.parent
+    chain = store / "chains" / "c__from__b__from__a"
+    (chain / ".run-0123456789abcdef").mkdir(parents=True)
+    (chain / "hotpotqa-0123456789abcdef.parquet").touch()
+    (store / ".reprofile").mkdir()
+    (store / ".reprofile" / "lock").touch()
+    assert findings(folder) == []
+    (chain / "notes.txt").touch()
+    (store / "empty").mkdir()
+    assert [one.path for one in findings(folder)] == [str(store / "chains"), str(store / "empty")]
 
 
 def test_copies_of_one_profile_are_told(folder: Path) -> None:
