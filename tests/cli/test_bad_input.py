@@ -210,7 +210,13 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 
 def test_no_traceback_leaves_a_subprocess(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from kvprofile.cli import explained, main; main()", "sweep", str(tmp_path / "gone.yaml")]
+    command = [
+        sys.executable,
+        "-c",
+        "from kvprofile.cli import explained, main; main()",
+        "sweep",
+        str(tmp_path / "gone.yaml"),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (2, "", 1)
 
