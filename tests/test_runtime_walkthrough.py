@@ -29,3 +29,8 @@ def test_the_walk_through_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "full prefill: no profile of these models" in refused
     assert "the receiver's weights changed" in checked
     assert "v0002" in after.splitlines()[0]
+
+
+def test_no_output_was_left_out() -> None:
+    lines = (ROOT / "docs" / "runtime.md").read_text("utf-8").splitlines()
+    assert [line for line in lines if line.isalpha() and line.isupper()] == []
