@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 
 from kvprofile import measurement
@@ -36,7 +37,7 @@ from tests.tiny_models import save_adapter, save_model
 from tests.tiny_sweep import Silent, write_pair
 
 LAYERS = 8
-KILLS = 60
+KILLS = 40
 
 
 @pytest.fixture
@@ -472,6 +473,7 @@ def test_command_line(pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def _reprofile_in_child(folder: str) -> None:
+    torch.set_num_threads(1)  # OpenMP's threads do not outlive a fork, and waiting for them would never end
     os.chdir(folder)
     run(Path(folder))
 
@@ -489,8 +491,9 @@ def test_killed_at_random_points_nothing_is_lost_or_half_there(pair: Path) -> No
         while not finished:
             child = context.Process(target=_reprofile_in_child, args=(str(pair),))
             child.start()
-            child.join(rng.uniform(0.0, 1.2) if kills < KILLS else 120)
+            child.join(rng.uniform(0.0, 2.0) if kills < KILLS else 120)
             assert child.exitcode in (0, None), "it failed by itself"
+            assert child.exitcode == 0 or kills < KILLS, "it does not end by itself"
             finished = child.exitcode == 0
             if child.is_alive():
                 os.kill(child.pid or 0, signal.SIGKILL)
