@@ -203,7 +203,8 @@ def _measure(recipe: Recipe, out: Path, progress: Any, options: Options, stale: 
         options.memory_limit,
         Earlier(current.header["profile_id"], Frontier(known_groups(current), layers, anew), judge),
     )
-    profile, after = load(folder), _frontier(load(folder))
+    profile = load(folder)
+    after = _frontier(profile)
     return dataclasses.replace(
         stale,
         status="rejected" if rejection(folder) else "published",

@@ -18,8 +18,6 @@ from kvprofile.engine.cache import KV, AllWritten, ContextKV, RowsCache, empty_c
 from kvprofile.errors import BadInput, GateFailed, is_out_of_memory
 from kvprofile.layers import LayerRange
 
-Forward = Callable[..., Any]
-
 
 class Decoder:
     """One causal language model as the engine sees it.

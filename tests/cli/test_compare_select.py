@@ -7,20 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from kvprofile.cli import app
+from tests.command import document, run
 from tests.profile_factory import measurements, publish_profile
 
 QA, CODE = ("qa", "hotpotqa"), ("code", "stdlib")
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def document(*words: object) -> Any:
-    return json.loads(run(*words, "--json").stdout)
 
 
 @pytest.fixture(name="folder", scope="module")

@@ -12,22 +12,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner, Result
 
-from kvprofile.cli import app
 from kvprofile.errors import BadInput
 from kvprofile.layers import layer_params, set_params
 from kvprofile.report.cost import Wire, cost_blocks, print_costs
 from kvprofile.store.reader import load
+from tests.command import run
 from tests.profile_factory import add_timings, change_rows, layer_timings, publish_profile
 
 HOSTILE = "[red]x[/red]\x1b[2J"
 READ = 6 * 0.5 + 0.25
 GBPS = 125_000
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def document(*words: object) -> Any:

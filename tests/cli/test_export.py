@@ -8,17 +8,12 @@ from pathlib import Path
 import jsonschema
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner, Result
 
-from kvprofile.cli import app
 from kvprofile.errors import BadInput
 from kvprofile.runtime import load_profile
 from kvprofile.runtime.export import schema
+from tests.command import run
 from tests.profile_factory import publish_profile
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture(name="store", scope="module")

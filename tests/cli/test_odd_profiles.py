@@ -9,17 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner, Result
 
-from kvprofile.cli import app
 from kvprofile.errors import BadInput
+from tests.command import run
 from tests.profile_factory import fail, measurements, publish_profile
 
 QA = ("qa", "hotpotqa")
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def scored(scale: float, offset: float = 0.0, metric: str = "f1") -> list[dict[str, Any]]:

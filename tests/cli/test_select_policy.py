@@ -7,24 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from kvprofile.cli import app
 from kvprofile.cost.layer_times import LayerMs
 from kvprofile.errors import BadInput
 from kvprofile.report import serving
 from kvprofile.runtime import RuntimeProfile, load_profile
 from kvprofile.store import reader
 from kvprofile.store.reader import Profile
+from tests.command import document, run
 from tests.profile_factory import add_validation, publish_profile
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def document(*words: object) -> Any:
-    return json.loads(run(*words, "--json").stdout)
 
 
 @pytest.fixture(name="folder", scope="module")

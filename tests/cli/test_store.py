@@ -8,18 +8,13 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from typer.testing import CliRunner, Result
 
-from kvprofile.cli import app
 from kvprofile.errors import BadInput
 from kvprofile.store.reader import versions
+from tests.command import run
 from tests.profile_factory import publish_profile
 
 PAIR = "receiver__from__sender"
-
-
-def run(*args: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in args])
 
 
 def document(*args: object) -> object:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -16,14 +15,6 @@ from tests.profile_factory import header, publish_profile
 
 PAIR = {role: Fingerprint.of(header()[role]) for role in ("sender", "receiver")}
 MEMORY = fsspec.filesystem("memory")
-
-
-@pytest.fixture(name="url")
-def _url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("KVPROFILE_CACHE", str(tmp_path / "cache"))
-    yield f"memory://{tmp_path.name}/profiles"
-    MEMORY.store.clear()
-    MEMORY.pseudo_dirs[:] = [""]
 
 
 def test_a_remote_store_is_found_in_and_watched(tmp_path: Path, url: str) -> None:

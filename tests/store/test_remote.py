@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -28,14 +27,6 @@ from tests.profile_factory import add_sensitivity, header, publish_profile
 
 PAIR = "receiver__from__sender"
 MEMORY = fsspec.filesystem("memory")
-
-
-@pytest.fixture(name="url")
-def _url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("KVPROFILE_CACHE", str(tmp_path / "cache"))
-    yield f"memory://{tmp_path.name}/profiles"
-    MEMORY.store.clear()
-    MEMORY.pseudo_dirs[:] = [""]
 
 
 def made(tmp_path: Path, number: int = 1, **changes: object) -> Path:
