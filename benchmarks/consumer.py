@@ -32,6 +32,7 @@ from kvprofile.cost.timeline import MODES, LayerCost, Link, Mode, Request, first
 from kvprofile.engine.cache import LaterCache
 from kvprofile.engine.consumer import Served, consume, request_identity
 from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.ending import Ending
 from kvprofile.engine.executor import Question
 from kvprofile.engine.frames import pack, parts
 from kvprofile.engine.reference import Capture, answer_ids, capture, greedy, partial_prefill
@@ -84,7 +85,7 @@ def main() -> None:
     few = with_options(recipe, contexts=4)
     samples = build_samples(few, load_parts(few), receiver.tokenizer, [sender.model.config, receiver.model.config])
     context = tuple(token for sample in samples for token in sample.context_token_ids)[: options.tokens]
-    question, group = Question(samples[0].suffix_token_ids, 4, frozenset()), LayerRange(*options.group)
+    question, group = Question(samples[0].suffix_token_ids, 4, Ending()), LayerRange(*options.group)
     theirs, reader = capture(Decoder(sender.model), context), Decoder(receiver.model)
     answer = greedy(reader, partial_prefill(reader, theirs, group), *question)
     case = Case(context, question, group, sender.fingerprint.weights_sha256, answer)

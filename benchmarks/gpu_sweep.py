@@ -19,6 +19,7 @@ import transformers
 
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.ending import Ending
 from kvprofile.engine.executor import Question, Readers, answer_plans
 from kvprofile.engine.reference import greedy, partial_prefill
 from kvprofile.layers import Plan, grid_union
@@ -51,7 +52,7 @@ def main() -> None:
     ids = torch.randint(
         3, config.vocab_size, (options.tokens + 64,), generator=torch.Generator().manual_seed(0)
     ).tolist()
-    question = Question(tuple(ids[options.tokens :]), options.answer, frozenset())
+    question = Question(tuple(ids[options.tokens :]), options.answer, Ending())
     cases = [_case(readers, ids[: options.tokens], question, units, options.compared) for units in ((1,), (2,), (3,))]
     name = "cpu" if options.tiny else torch.cuda.get_device_name()
     shared = {

@@ -28,6 +28,7 @@ from kvprofile.cost.prefill import prefill_flops
 from kvprofile.cost.sweep import behind_flops, start_flops, suffix_flops
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.ending import Ending
 from kvprofile.engine.executor import Question, Readers, answer_plans
 from kvprofile.engine.reference import greedy, partial_prefill
 from kvprofile.engine.shape import shape_of
@@ -58,7 +59,7 @@ def main() -> None:
     sample, ids = samples[0], [token for one in samples for token in one.context_token_ids]
     for tokens in options.tokens:
         for answer in options.answers:
-            question = Question(sample.suffix_token_ids, answer, frozenset())
+            question = Question(sample.suffix_token_ids, answer, Ending())
             case = measure(readers, ids[:tokens], sample.head_tokens, question, options)
             print(json.dumps(case), flush=True)
             cases.append(case)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from kvprofile.data.prompts import Sample
 from kvprofile.engine.cache import ContextKV
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
-from kvprofile.engine.executor import Answer, Question, answer_alone, draft_of
+from kvprofile.engine.executor import Answer, answer_alone, draft_of
 from kvprofile.engine.fidelity import Draft
 from kvprofile.engine.gates import check_reader
 from kvprofile.engine.reference import capture, mixed_capture, partial_prefill
@@ -42,7 +42,7 @@ from kvprofile.models.compatibility import compare
 from kvprofile.models.loading import LoadedModel, load_models
 from kvprofile.publication import header_of, model_header
 from kvprofile.recipe import Recipe
-from kvprofile.run import Progress, end_ids_of, is_of, kept_table, require_writable
+from kvprofile.run import Progress, end_ids_of, is_of, kept_table, question_of, require_writable
 from kvprofile.samples import Part, build_samples, load_parts, remark_on, require_same_ids, sample_identity
 from kvprofile.store.schema import FOOTER_KEY
 from kvprofile.store.writer import alone, pair_folder, safe_name, write_table
@@ -87,10 +87,6 @@ class _Run:
     samples: tuple[Sample, ...]
     models: Models
     readers: tuple[Decoder, Decoder, Decoder]
-
-    def text_of(self, token_ids: Sequence[int]) -> str:
-        text: str = self.models.c.tokenizer.decode(token_ids, skip_special_tokens=True)
-        return text
 
 
 def measure_chain(recipe: Recipe, middle: str, groups: Groups, out: Path, progress: Progress) -> MeasuredChain:
@@ -207,13 +203,14 @@ def _measured(run: _Run, sample: Sample, progress: Progress) -> pa.Table:
     for arm, context in _readings(run, sample):
         place = 1 if arm.by_middle else 2
         reader = run.readers[place]
-        question = Question(sample.suffix_token_ids, sample.max_new_tokens, end_ids_of(run.models[place]))
+        question = question_of(sample, run.models[place])
         if arm in (FULL, MIDDLE_FULL):
             drafts[arm.by_middle] = draft_of(reader, context, question)
         answers[arm.by_middle].append(answer_alone(arm.plan, reader, context, question, drafts[arm.by_middle]))
         progress.plans_done(1)
     by_agreement = run.recipe.references == "none"
-    scoring = Scoring(sample, run.part.metrics, run.text_of, by_agreement, None, {}, run.recipe.store_text)
+    text_of = question_of(sample, run.models.c).ending.text
+    scoring = Scoring(sample, run.part.metrics, text_of, by_agreement, None, {}, run.recipe.store_text)
     return pa.concat_tables([measurement_table(one, scoring) for one in answers.values()])
 
 

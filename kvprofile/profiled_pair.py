@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvprofile.analysis.profile_table import Source
-from kvprofile.data.prompts import Sample, task_of
+from kvprofile.data.prompts import task_of
 from kvprofile.engine.decoder import Decoder
-from kvprofile.engine.executor import Question, Readers
+from kvprofile.engine.executor import Readers
 from kvprofile.errors import BadInput
 from kvprofile.identity import FINGERPRINTS
 from kvprofile.json_text import parse_json
 from kvprofile.models.loading import LoadedModel, load_pair
 from kvprofile.recipe import Recipe, load_recipe, with_options
-from kvprofile.run import Progress, end_ids_of
+from kvprofile.run import Progress
 from kvprofile.scoring import BUILT_IN, Metric, metric
 from kvprofile.store.reader import RECIPE_FILE, Profile
 
@@ -28,13 +28,6 @@ class ProfiledPair(NamedTuple):
     sender: LoadedModel
     receiver: LoadedModel
     readers: Readers
-
-    def question(self, sample: Sample) -> Question:
-        return Question(sample.suffix_token_ids, sample.max_new_tokens, end_ids_of(self.receiver))
-
-    def text_of(self, token_ids: Sequence[int]) -> str:
-        text: str = self.receiver.tokenizer.decode(token_ids, skip_special_tokens=True)
-        return text
 
     def reversed(self) -> ProfiledPair:
         """Returns the pair with the models' roles exchanged."""

@@ -96,6 +96,7 @@ class DataSource(_Options):
         subset: Configuration of a hub data set.
         metrics: None takes the task's.
         max_new_tokens: None takes the task's.
+        stop: Texts that end an answer, which is scored up to there.
     """
 
     dataset: Text
@@ -105,6 +106,7 @@ class DataSource(_Options):
     fields: FieldMapping = FieldMapping()
     metrics: Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
     max_new_tokens: Count | None = None
+    stop: tuple[Text, ...] = ()
     prompt: Prompt | None = None
 
     @property
@@ -190,7 +192,11 @@ class Recipe(_Options):
 
     def sha256(self) -> str:
         """Returns the hash of the declared fields; where the file lies, its layout, and the device do not change it."""
-        return json_sha256(self.model_dump(mode="json", exclude={"models": {"device", "device_map"}}))
+        declared = self.model_dump(mode="json", exclude={"models": {"device", "device_map"}})
+        for source in declared["data"]:
+            if not source["stop"]:
+                del source["stop"]  # recipes without keep the hash that profiles made before recorded
+        return json_sha256(declared)
 
 
 def load_recipe(path_or_name: str, folder: Path | None = None) -> Recipe:

@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ from kvprofile.data.prompts import Sample
 from kvprofile.engine.budget import MemoryBudget
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.ending import Ending
 from kvprofile.engine.executor import Question, Readers
 from kvprofile.errors import BadInput
 from kvprofile.identity import RunIdentity, json_sha256
@@ -92,17 +94,9 @@ class Run:
     readers: Readers
     strategies: dict[str, Strategy]
     plans: tuple[Plan, ...]
-    end_ids: frozenset[int]
     identity: str
     work: Path
     budget: MemoryBudget
-
-    def question(self, sample: Sample) -> Question:
-        return Question(sample.suffix_token_ids, sample.max_new_tokens, self.end_ids)
-
-    def text_of(self, token_ids: Sequence[int]) -> str:
-        text: str = self.receiver.tokenizer.decode(token_ids, skip_special_tokens=True)
-        return text
 
     def caches(self, sample: Sample) -> ContextCaches:
         return ContextCaches(*self.readers, sample.context_token_ids, sample.head_tokens)
@@ -169,7 +163,6 @@ def prepare(
         readers=readers,
         strategies=strategies,
         plans=tuple(plans),
-        end_ids=end_ids,
         identity=identity,
         work=folder / f"run-{identity[:16]}",
         budget=MemoryBudget(receiver.device, memory_limit),
@@ -200,6 +193,12 @@ def require_writable(out: Path) -> None:
 def end_ids_of(receiver: LoadedModel) -> frozenset[int]:
     """Returns the ids that end an answer."""
     return end_ids(receiver.model.generation_config, receiver.tokenizer)
+
+
+def question_of(sample: Sample, reader: LoadedModel) -> Question:
+    """Returns what a reader is asked behind a sample's context."""
+    decode = partial(reader.tokenizer.decode, skip_special_tokens=True)
+    return Question(sample.suffix_token_ids, sample.max_new_tokens, Ending(end_ids_of(reader), sample.stop, decode))
 
 
 def _identity(

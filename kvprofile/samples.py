@@ -52,13 +52,14 @@ def load_part(recipe: Recipe, source: DataSource, contexts: int | None) -> Part:
     return Part(source, data, choose(data, contexts or len(data.records), recipe.seed), metrics)
 
 
-def datasets_of(parts: Sequence[Part]) -> list[dict[str, str]]:
-    """Returns name and hashes of each data source, as a profile's header holds them."""
+def datasets_of(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """Returns name, hashes and stop texts, if any, of each data source, as a profile's header holds them."""
     return [
         {
             "name": part.source.name,
             "sha256": part.data.sha256,
             "sample_ids_sha256": json_sha256([record.id for record in part.records]),
+            **({"stop": list(part.source.stop)} if part.source.stop else {}),
         }
         for part in parts
     ]
@@ -87,6 +88,7 @@ def _sample(recipe: Recipe, part: Part, record: Record, tokenizer: Any, longest:
             task,
             dataset=part.source.name,
             max_new_tokens=task.max_new_tokens,
+            stop=part.source.stop,
             max_context_tokens=limit,
             chat_template=recipe.chat_template,
         )
@@ -137,4 +139,4 @@ _OF_SAMPLE = (
 
 def sample_identity(samples: Iterable[Sample]) -> tuple[tuple[Any, ...], ...]:
     """Returns what of the samples is part of an identity."""
-    return tuple(tuple(getattr(sample, name) for name in _OF_SAMPLE) for sample in samples)
+    return tuple((*(getattr(sample, name) for name in _OF_SAMPLE), *sample.stop) for sample in samples)

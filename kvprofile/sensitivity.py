@@ -25,8 +25,8 @@ from kvprofile.errors import BadInput
 from kvprofile.identity import json_sha256
 from kvprofile.layers import Plan
 from kvprofile.measurement import Scoring, measured_samples, measurement_table
-from kvprofile.profiled_pair import ProfiledPair, profile_metrics
-from kvprofile.run import Progress
+from kvprofile.profiled_pair import ProfiledPair, profile_metrics, profile_recipe
+from kvprofile.run import Progress, question_of
 from kvprofile.store.reader import SENSITIVITY_FOLDER, Profile
 from kvprofile.store.writer import alone, write_table
 from kvprofile.strategies import load_all
@@ -67,10 +67,11 @@ def measure_sensitivity(
 
         def on_sample(sample: Sample) -> pa.Table:
             caches = ContextCaches(*pair.readers, sample.context_token_ids, sample.head_tokens)
+            question = question_of(sample, pair.receiver)
             answers = answer_plans(
                 pair.readers,
                 caches,
-                pair.question(sample),
+                question,
                 every,
                 load_all(),
                 progress.plans_done,
@@ -79,7 +80,7 @@ def measure_sensitivity(
             )
             by_agreement = pair.recipe.references == "none"
             own_metrics = metrics[sample.task, sample.dataset]
-            scoring = Scoring(sample, own_metrics, pair.text_of, by_agreement, None, {}, keep_text=True)
+            scoring = Scoring(sample, own_metrics, question.ending.text, by_agreement, None, {}, keep_text=True)
             return measurement_table(answers, scoring)
 
         return measured_samples(samples, place, len(every), progress, on_sample)
@@ -97,7 +98,7 @@ def measure_sensitivity(
 
 
 def profile_samples(profile: Profile) -> list[Sample]:
-    """Returns the samples of a profile, in its own token ids.
+    """Returns the samples of a profile, in its own token ids; which texts end an answer, its recipe tells.
 
     Raises:
         BadInput: If they were not kept.
@@ -105,6 +106,7 @@ def profile_samples(profile: Profile) -> list[Sample]:
     rows: list[dict[str, Any]] = profile.samples().to_pylist()
     if any(row["context_token_ids"] is None or row["suffix_token_ids"] is None for row in rows):
         raise BadInput(f"{profile.folder} keeps no token ids (--no-text), so its samples cannot be measured again")
+    stop = {(one.task, one.name): one.stop for one in profile_recipe(profile).data}
     return [
         Sample(
             sample_id=row["sample_id"],
@@ -117,6 +119,7 @@ def profile_samples(profile: Profile) -> list[Sample]:
             truncated_tokens=row["truncated_tokens"],
             boundary_moved=False,
             max_new_tokens=row["max_new_tokens"],
+            stop=stop.get((row["task"], row["dataset"]), ()),
             context_sha256=row["context_sha256"],
         )
         for row in rows

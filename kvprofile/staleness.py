@@ -45,7 +45,7 @@ class Present(NamedTuple):
     sender: Mapping[str, str]
     receiver: Mapping[str, str]
     end_ids: list[int]
-    datasets: list[dict[str, str]]
+    datasets: list[dict[str, Any]]
     metrics: list[str]
     strategies: Mapping[str, int]
     recipe_sha256: str

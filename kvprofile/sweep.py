@@ -23,7 +23,7 @@ from kvprofile.layers import LayerRange
 from kvprofile.measurement import Scoring, measurement_table
 from kvprofile.publication import write_profile
 from kvprofile.recipe import Recipe
-from kvprofile.run import Frontier, Portion, Progress, Run, prepare, read_part
+from kvprofile.run import Frontier, Portion, Progress, Run, prepare, question_of, read_part
 from kvprofile.search import REUSE, SEARCHED, Kls, Removed, Request, before_race, finish, search
 from kvprofile.store.writer import LOCK, alone, publish, write_table
 
@@ -101,7 +101,7 @@ def _gates_and_timings(run: Run, progress: Progress) -> _Checked:
     progress.say("checking that the engine is exact on this pair")
     sample = sorted(run.samples, key=lambda s: len(s.context_token_ids))[len(run.samples) // 2]
     caches = run.caches(sample)
-    numerics = check_gates(run.readers, caches, sample.context_token_ids, run.question(sample), run.budget)
+    numerics = check_gates(run.readers, caches, sample.context_token_ids, question_of(sample, run.receiver), run.budget)
     if numerics.parted:
         progress.say(
             f"in {run.receiver.dtype}, {numerics.parted} of {numerics.compared} plans part from one plan at a time "
@@ -222,14 +222,14 @@ def _measure(
 ) -> pa.Table:
     """Measures a portion, keeps it in its file and returns it; `baseline` is full prefill's scores from an earlier portion."""
     sample = portion.sample
-    question = run.question(sample)
+    question = question_of(sample, run.receiver)
     answers = answer_plans(run.readers, caches, question, portion.plans, run.strategies, done, progress.say, run.budget)
     by_agreement = run.recipe.references == "none"
     own = None
     if by_agreement and baseline:  # a later round of a search, whose plans do not include full prefill
-        own = run.text_of(greedy(run.readers.receiver, caches.receiver_kv, *question))
+        own = question.ending.text(greedy(run.readers.receiver, caches.receiver_kv, *question))
     metrics = next(p.metrics for p in run.parts if p.key == (sample.task, sample.dataset))
-    scoring = Scoring(sample, metrics, run.text_of, by_agreement, own, baseline, run.recipe.store_text)
+    scoring = Scoring(sample, metrics, question.ending.text, by_agreement, own, baseline, run.recipe.store_text)
     table: pa.Table = measurement_table(answers, scoring)
     write_table(table, portion.file)
     if failed := table["status"].to_pylist().count("error"):

@@ -36,7 +36,7 @@ from kvprofile.profiled_pair import ProfiledPair
 from kvprofile.recipe import FieldMapping, with_options
 from kvprofile.report.frontier import Row, frontier_blocks, plan_text
 from kvprofile.resources import resource
-from kvprofile.run import Progress
+from kvprofile.run import Progress, question_of
 from kvprofile.samples import Part, build_samples, load_part, remark_on, require_same_ids
 from kvprofile.store.reader import VALIDATIONS_FOLDER, Profile
 from kvprofile.store.writer import alone, write_table
@@ -203,7 +203,9 @@ def validate(
 
 def _identity(profile: Profile, data: FreshData, plans: Sequence[Plan]) -> str:
     """Returns what decides whether measurements of an earlier run may be taken."""
-    samples = [(one.sample_id, one.context_sha256, one.suffix_token_ids, one.max_new_tokens) for one in data.samples]
+    samples = [
+        (one.sample_id, one.context_sha256, one.suffix_token_ids, one.max_new_tokens, *one.stop) for one in data.samples
+    ]
     made_by = [__version__, torch.__version__, transformers.__version__, *(one.identity for one in data.part.metrics)]
     versions = {name: strategy.version for name, strategy in load_all().items()}
     keys = [plan.key for plan in plans]
@@ -237,7 +239,7 @@ def _summary(
 
 def _measured(pair: ProfiledPair, part: Part, sample: Sample, plans: Sequence[Plan], progress: Progress) -> pa.Table:
     caches = _OneAtATime(*pair.readers, sample.context_token_ids, sample.head_tokens)
-    strategies, question = load_all(), pair.question(sample)
+    strategies, question = load_all(), question_of(sample, pair.receiver)
     draft = draft_of(pair.readers.receiver, caches.receiver_kv, question)
     answers = []
     for plan in plans:
@@ -246,7 +248,7 @@ def _measured(pair: ProfiledPair, part: Part, sample: Sample, plans: Sequence[Pl
         answers.append(answer_alone(plan, reader, reading.context, question, draft))
         progress.plans_done(1)
     by_agreement = pair.recipe.references == "none"
-    scoring = Scoring(sample, part.metrics, pair.text_of, by_agreement, None, {}, pair.recipe.store_text)
+    scoring = Scoring(sample, part.metrics, question.ending.text, by_agreement, None, {}, pair.recipe.store_text)
     return measurement_table(answers, scoring)
 
 

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from kvprofile.errors import BadInput
+from kvprofile.identity import json_sha256
 from kvprofile.recipe import Recipe, bundled_recipes, load_recipe, parse_recipe, to_yaml, with_options
 
 MINIMAL = "sender: a/b\nreceiver: a/c\ndata: [{dataset: hotpotqa_profile, task: qa}]\n"
@@ -99,6 +100,21 @@ def test_the_hash_is_of_the_declared_fields_alone() -> None:
     assert recipe.sha256() == minimal(contexts=50).sha256()
     changes = ({"seed": 1}, {"sender": "a/x"}, {"models": {"dtype": "float32"}}, {"store_text": False})
     assert len({recipe.sha256(), *(minimal(**change).sha256() for change in changes)}) == 5
+
+
+def test_a_recipe_without_stop_texts_has_the_hash_that_it_had_before_there_were_any() -> None:
+    recipe = minimal()
+    declared = recipe.model_dump(mode="json", exclude={"models": {"device", "device_map"}})
+    assert [source.pop("stop") for source in declared["data"]] == [[]]
+    assert recipe.sha256() == json_sha256(declared)
+    stopped = with_options(recipe, data=[{**recipe.data[0].model_dump(), "stop": ["x"]}])
+    assert stopped.sha256() != recipe.sha256()
+
+
+@pytest.mark.parametrize("stop", ["\n", [""], [1]])
+def test_stop_texts_are_a_list_of_texts(stop: object) -> None:
+    with pytest.raises(BadInput, match=r"data\[0\]\.stop"):
+        minimal(data=[{"dataset": "qmsum", "task": "summarization", "stop": stop}])
 
 
 def test_units_are_sorted_once() -> None:

@@ -17,6 +17,7 @@ from kvprofile.engine.reference import capture, greedy
 from kvprofile.layers import LayerRange, describe_set, ranges_in
 from kvprofile.profiled_pair import load_profiled_pair
 from kvprofile.recipe import load_recipe, with_options
+from kvprofile.run import question_of
 from kvprofile.store.reader import load
 from kvprofile.strategies import layer_set, single_layer_reuse
 from kvprofile.sweep import sweep
@@ -51,7 +52,7 @@ def test_every_layer_answers_as_plain_splicing_does(profile: Path, measured: lis
         rows = {row["params"]: row for row in measured if row["sample_id"] == sample.sample_id}
         for layer in range(LAYERS):
             spliced = tuple(KV(*(other if index == layer else own)[index]) for index in range(LAYERS))
-            answer = greedy(models.readers.receiver, spliced, *models.question(sample))
+            answer = greedy(models.readers.receiver, spliced, *question_of(sample, models.receiver))
             assert rows[f'{{"layer":{layer}}}']["output_token_ids"] == list(answer)
     assert len({row["sample_id"] for row in measured}) == RECORDS
 
@@ -80,7 +81,9 @@ def test_the_other_direction_exchanges_the_models(profile: Path) -> None:
     models = load_profiled_pair(load(profile), Silent()).reversed()
     sample = sensitivity_module.profile_samples(load(profile))[0]
     own = greedy(
-        models.readers.receiver, capture(models.readers.receiver, sample.context_token_ids).kv, *models.question(sample)
+        models.readers.receiver,
+        capture(models.readers.receiver, sample.context_token_ids).kv,
+        *question_of(sample, models.receiver),
     )
     full = next(r for r in rows if r["strategy"] == "full_prefill" and r["sample_id"] == sample.sample_id)
     assert full["output_token_ids"] == list(own)

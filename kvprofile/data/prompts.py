@@ -25,6 +25,7 @@ class Sample:
         head_tokens: Leading context ids that precede the record's own context; all that `no_context` keeps.
         truncated_tokens: Ids cut from the middle of the context.
         boundary_moved: Whether tokenising context and suffix together would have given other ids (before any cut).
+        stop: Texts that end an answer.
         context_sha256: Over the context ids as little-endian int32.
     """
 
@@ -38,6 +39,7 @@ class Sample:
     truncated_tokens: int
     boundary_moved: bool
     max_new_tokens: int
+    stop: tuple[str, ...]
     context_sha256: str
 
 
@@ -69,6 +71,7 @@ def build_sample(
     *,
     dataset: str,
     max_new_tokens: int,
+    stop: tuple[str, ...],
     max_context_tokens: int | None,
     chat_template: bool,
 ) -> Sample:
@@ -109,6 +112,7 @@ def build_sample(
         truncated_tokens=len(context) - len(kept),
         boundary_moved=moved,
         max_new_tokens=max_new_tokens,
+        stop=stop,
         context_sha256=token_sha256(kept),
     )
 

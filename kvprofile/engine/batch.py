@@ -10,6 +10,7 @@ import torch
 
 from kvprofile.engine.cache import ContextKV, RowsCache
 from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.ending import Ending
 from kvprofile.engine.fidelity import Draft, Fidelity, fidelity
 from kvprofile.engine.tree import Tree, apart, fan_out
 
@@ -55,7 +56,7 @@ def greedy_rows(
     draft: Draft,
     suffix: Sequence[int],
     max_new_tokens: int,
-    end_ids: frozenset[int],
+    ending: Ending,
     together: int,
 ) -> list[Row]:
     """Returns the greedy answer of every row: the ids that `reference.greedy` gives one at a time.
@@ -70,29 +71,34 @@ def greedy_rows(
         draft: A guess of the answer.
         suffix: T token ids, the same for all rows.
         max_new_tokens: Limit on the answer.
-        end_ids: An answer ends with the first of these, which is its last id.
+        ending: What ends an answer earlier, and has ended the draft if it is shorter.
         together: Rows of one verifying pass.
     """
-    ends = end_ids | {NOT_FINITE}
     room = len(suffix) + max_new_tokens
+
+    def free_ended(rows: Sequence[_Going]) -> None:
+        for row in rows:
+            if row.answer[-1] == NOT_FINITE or len(row.answer) == max_new_tokens or ending.reached(row.answer):
+                row.cache = None  # else it would outlive its other rows
+
     rows: list[_Going] = []
     for first in range(0, len(contexts), together):
-        rows += _verify(reader, contexts[first : first + together], suffix, draft, room, ends)
+        verified = _verify(reader, contexts[first : first + together], suffix, draft, room)
+        free_ended(verified)
+        rows += verified
     batch: _Batch | None = None
     for length in range(1, max_new_tokens):
-        for row in rows:
-            if row.answer[-1] in ends or len(row.answer) == max_new_tokens:
-                row.cache = None  # else it would outlive its other rows
         going = [row for row in rows if len(row.answer) == length and row.cache is not None]
         if going:
             if batch is None or not batch.holds(going):
                 batch = _Batch(reader, going, len(suffix) + length - 1, room, batch)
             batch.step()
+            free_ended(going)
     return [Row(tuple(row.answer), row.fidelity) for row in rows]
 
 
 def _verify(
-    reader: Decoder, contexts: Sequence[ContextKV], suffix: Sequence[int], draft: Draft, room: int, ends: frozenset[int]
+    reader: Decoder, contexts: Sequence[ContextKV], suffix: Sequence[int], draft: Draft, room: int
 ) -> list[_Going]:
     """Reads suffix and draft behind every context, and takes each answer up to its first difference from the draft."""
     tree = _tree(reader, contexts)
@@ -103,7 +109,7 @@ def _verify(
         reader.read(question, cache, tree.parents)
     logits = reader.logits(answer, cache, keep=len(draft.token_ids), parents=tree.parents)
     verified = [
-        (_agreed(chosen, draft.token_ids, ends), fidelity(draft, row))
+        (_agreed(chosen, draft.token_ids), fidelity(draft, row))
         for chosen, row in zip(_choose(logits), logits, strict=True)
     ]
     return [
@@ -162,11 +168,11 @@ def _choose(logits: torch.Tensor) -> list[list[int]]:
     return best.masked_fill(~finite, NOT_FINITE).tolist()
 
 
-def _agreed(chosen: Sequence[int], draft: Sequence[int], ends: frozenset[int]) -> list[int]:
-    """Returns the chosen tokens up to the first end token or the first one that differs from the draft."""
+def _agreed(chosen: Sequence[int], draft: Sequence[int]) -> list[int]:
+    """Returns the chosen tokens up to the first one that differs from the draft."""
     answer: list[int] = []
     for token, guessed in zip(chosen, draft, strict=True):
         answer.append(token)
-        if token in ends or token != guessed:
+        if token != guessed:
             break
     return answer

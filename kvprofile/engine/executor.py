@@ -14,6 +14,7 @@ from kvprofile.engine.budget import MemoryBudget
 from kvprofile.engine.cache import ContextKV, prefilled_cache
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.ending import Ending
 from kvprofile.engine.fidelity import Draft, Fidelity, fidelity
 from kvprofile.engine.reference import greedy
 from kvprofile.engine.shape import shape_of
@@ -38,11 +39,11 @@ class Answer(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What follows a context: T suffix ids, the limit on the answer and the ids that end it."""
+    """What follows a context: T suffix ids, the limit on the answer and what ends it earlier."""
 
     suffix: tuple[int, ...]
     max_new_tokens: int
-    end_ids: frozenset[int]
+    ending: Ending
 
 
 class Readers(NamedTuple):

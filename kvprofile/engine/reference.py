@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache
 
 from kvprofile.engine.cache import ContextKV, prefilled_cache
 from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.ending import Ending
 from kvprofile.layers import LayerRange
 
 __all__ = ["Capture", "answer_ids", "capture", "greedy", "mixed_capture", "partial_prefill"]
@@ -65,24 +66,24 @@ def mixed_capture(receiver: Decoder, sender: Capture, group: LayerRange) -> Capt
 
 @torch.inference_mode()
 def greedy(
-    reader: Decoder, context: ContextKV, suffix: Sequence[int], max_new_tokens: int, end_ids: frozenset[int]
+    reader: Decoder, context: ContextKV, suffix: Sequence[int], max_new_tokens: int, ending: Ending
 ) -> tuple[int, ...]:
-    """Returns the greedy answer of one reader behind one context; an end token, if it comes, is the last id.
+    """Returns the greedy answer of one reader behind one context; the id that ends it, if one does, is the last.
 
     All layers run with the reader's weights; question and answer attend to the given context cache.
     """
-    return tuple(answer_ids(reader, prefilled_cache(context), suffix, max_new_tokens, end_ids))
+    return tuple(answer_ids(reader, prefilled_cache(context), suffix, max_new_tokens, ending))
 
 
 @torch.inference_mode()
 def answer_ids(
-    reader: Decoder, cache: Cache, suffix: Sequence[int], max_new_tokens: int, end_ids: frozenset[int]
+    reader: Decoder, cache: Cache, suffix: Sequence[int], max_new_tokens: int, ending: Ending
 ) -> Iterator[int]:
     """Yields a greedy answer id by id, behind what the cache holds; the first one costs the pass over the suffix."""
-    new = torch.tensor([list(suffix)])
+    new, answer = torch.tensor([list(suffix)]), []
     for _ in range(max_new_tokens):
-        chosen = int(reader.logits(new, cache, keep=1)[0, -1].argmax())
-        yield chosen
-        if chosen in end_ids:
+        answer.append(int(reader.logits(new, cache, keep=1)[0, -1].argmax()))
+        yield answer[-1]
+        if ending.reached(answer):
             return
-        new = torch.tensor([[chosen]])
+        new = torch.tensor([answer[-1:]])

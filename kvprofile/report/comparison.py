@@ -123,7 +123,8 @@ def asked_contexts(profile: Profile) -> dict[tuple[str, str], dict[str, str]]:
         if row["context_sha256"] is not None:
             # Without texts, the recipe has to tell how questions were asked.
             recipe = profile.header["recipe_sha256"] if row["suffix_token_ids"] is None else None
-            asked = json_sha256([*(row[name] for name in _ASKED), recipe])
+            stop = [one.get("stop") for one in profile.header["datasets"] if one["name"] == row["dataset"]]
+            asked = json_sha256([*(row[name] for name in _ASKED), stop, recipe])
             found.setdefault((row["task"], row["dataset"]), {})[row["sample_id"]] = asked
     return found
 
@@ -165,7 +166,10 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[st
 
     def flat(header: Mapping[str, Any]) -> dict[str, Any]:
         models = {f"{role}.{key}": header[role].get(key) for role in ("sender", "receiver") for key in _MODEL}
-        data = ", ".join(f"{one['name']} {str(one['sha256'])[:12]}" for one in header["datasets"])
+        data = ", ".join(
+            f"{one['name']} {str(one['sha256'])[:12]}" + (f" until {one['stop']}" if one.get("stop") else "")
+            for one in header["datasets"]
+        )
         return {**{key: header.get(key) for key in _HEADER}, **models, "datasets": data}
 
     first, second = flat(before), flat(after)

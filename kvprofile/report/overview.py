@@ -31,9 +31,9 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     _print_timings(console, timings)
     print_line(console, "data")
     for entry in summary["data"]["datasets"]:
-        print_line(
-            console, f"  {entry['name']}: {_short(entry['sha256'])}, samples {_short(entry['sample_ids_sha256'])}"
-        )
+        until = f", answers end at {entry['stop']}" if entry.get("stop") else ""
+        hashes = f"{_short(entry['sha256'])}, samples {_short(entry['sample_ids_sha256'])}"
+        print_line(console, f"  {entry['name']}: {hashes}{until}")
     print_line(console, f"  metrics: {_shown(summary['data']['metrics'])}")
     _print_baselines(console, summary["baselines"])
     _print_counts(console, summary)

@@ -24,6 +24,7 @@ def build(
         TASKS[task],
         dataset="d",
         max_new_tokens=8,
+        stop=(),
         max_context_tokens=limit,
         chat_template=chat,
     )
@@ -133,6 +134,7 @@ def test_a_moved_boundary_is_counted() -> None:
         task,
         dataset="d",
         max_new_tokens=8,
+        stop=(),
         max_context_tokens=None,
         chat_template=True,
     )

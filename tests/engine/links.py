@@ -15,6 +15,7 @@ import torch
 from kvprofile.cost.timeline import Mode
 from kvprofile.engine.consumer import Served, request_identity, ship
 from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.ending import Ending
 from kvprofile.engine.executor import Question
 from kvprofile.engine.frames import pack, parts
 from kvprofile.engine.reference import Capture, capture, greedy, partial_prefill
@@ -23,7 +24,7 @@ from kvprofile.layers import LayerRange
 from tests.engine.architectures import VOCABULARY, tiny_decoder
 
 CONTEXT = tuple(torch.randint(3, VOCABULARY, (23,), generator=torch.Generator().manual_seed(2)).tolist())
-QUESTION = Question((5, 9, 30, 41, 7), 6, frozenset({2}))
+QUESTION = Question((5, 9, 30, 41, 7), 6, Ending(frozenset({2})))
 SENDER = "5e" * 32
 GROUP = LayerRange(1, 3)
 PREAMBLE = 24

@@ -8,6 +8,7 @@ import torch
 from kvprofile.engine.cache import empty_cache, prefilled_cache
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.ending import Ending
 from kvprofile.engine.executor import Question, Readers, answer_plans
 from kvprofile.engine.gates import check_gates
 from kvprofile.engine.reference import capture, greedy, partial_prefill
@@ -18,7 +19,7 @@ from tests.engine.architectures import CONFIGS, LAYERS, VOCABULARY, tiny_decoder
 CONTEXT = torch.randint(3, VOCABULARY, (23,), generator=torch.Generator().manual_seed(2)).tolist()
 SUFFIX = (5, 9, 30, 41, 7)
 WITH_EXPERTS = {"mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"}
-NO_END: frozenset[int] = frozenset()
+NO_END = Ending()
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
@@ -47,7 +48,7 @@ class TestArchitecture:
 
     def test_sweep_gives_the_reference_executors_tokens(self, architecture: str) -> None:
         sender, receiver = tiny_decoder(architecture, 1), tiny_decoder(architecture, 2)
-        readers, question = Readers(sender, receiver), Question(SUFFIX, 8, frozenset({2}))
+        readers, question = Readers(sender, receiver), Question(SUFFIX, 8, Ending(frozenset({2})))
         strategies = load_all()
         plans = [plan for s in strategies.values() for plan in s.plans(LAYERS, (1,))]
         caches = ContextCaches(sender, receiver, CONTEXT, 3)

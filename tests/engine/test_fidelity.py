@@ -9,6 +9,7 @@ import torch
 
 from kvprofile.engine.cache import prefilled_cache
 from kvprofile.engine.contexts import ContextCaches
+from kvprofile.engine.ending import Ending
 from kvprofile.engine.executor import Question, Readers, answer_plans
 from kvprofile.engine.fidelity import Draft, fidelity
 from kvprofile.engine.reference import capture, partial_prefill
@@ -39,7 +40,7 @@ def test_what_cannot_be_compared_is_null(broken: str) -> None:
 
 def test_of_a_sweep_is_that_of_one_plan_at_a_time() -> None:
     sender, receiver = tiny_decoder(seed=1), tiny_decoder(seed=2)
-    readers, question = Readers(sender, receiver), Question(SUFFIX, 6, frozenset())
+    readers, question = Readers(sender, receiver), Question(SUFFIX, 6, Ending())
     strategies = load_all()
     plans = [plan for s in strategies.values() for plan in s.plans(len(receiver.layers), (1,))]
     caches = ContextCaches(sender, receiver, CONTEXT, 3)

@@ -16,6 +16,7 @@ from kvprofile.engine import attention, decoder, executor
 from kvprofile.engine.cache import KV
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.ending import Ending
 from kvprofile.engine.executor import Question, Readers
 from kvprofile.engine.gates import check_gates
 from kvprofile.errors import GateFailed
@@ -33,7 +34,7 @@ def readers() -> Readers:
 
 
 def check(readers: Readers) -> None:
-    question = Question((5, 9, 30, 41, 7), 8, frozenset())
+    question = Question((5, 9, 30, 41, 7), 8, Ending())
     check_gates(readers, ContextCaches(*readers, CONTEXT, 3), CONTEXT, question)
 
 
@@ -206,7 +207,7 @@ def test_other_token_ids_on_the_senders_side() -> None:
     tokenizer, other = tiny_tokenizer(), tiny_tokenizer()
     other.add_tokens(["stones"])
     ids = tuple(tokenizer("Box 1 holds red stones.")["input_ids"])
-    sample = Sample("r1", "qa", "d", ids, (1,), ("1",), 0, 0, False, 1, "")
+    sample = Sample("r1", "qa", "d", ids, (1,), ("1",), 0, 0, False, 1, (), "")
     same, retold = SimpleNamespace(tokenizer=tokenizer), SimpleNamespace(tokenizer=other)
     run.require_same_ids(sample, same, same)
     with pytest.raises(GateFailed, match='context of "r1" into different token ids from position'):

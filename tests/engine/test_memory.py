@@ -16,6 +16,7 @@ from kvprofile.engine import executor
 from kvprofile.engine.budget import MemoryBudget
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
+from kvprofile.engine.ending import Ending
 from kvprofile.engine.executor import MOST_VERIFIED, Question, Readers, answer_plans
 from kvprofile.engine.reference import capture, greedy, partial_prefill
 from kvprofile.engine.shape import shape_of
@@ -64,7 +65,7 @@ def test_formula_is_within_a_fifth_of_the_peak(case: str) -> None:
     lengths, options = CASES[case]
     readers = Readers(*(_decoder(seed, options) for seed in (1, 2)))
     ids = torch.randint(3, 90, (lengths.context,), generator=torch.Generator().manual_seed(0)).tolist()
-    question = Question(tuple(ids[: lengths.suffix]), lengths.answer_limit, frozenset())
+    question = Question(tuple(ids[: lengths.suffix]), lengths.answer_limit, Ending())
     plans = [Plan("layer_group", group) for group in groups(_LAYERS)]
     with HeldBytes() as held:
         caches = ContextCaches(*readers, ids, 3)
@@ -101,7 +102,7 @@ def _decoder(seed: int, options: dict[str, int]) -> Decoder:
 def test_a_long_context_under_a_tight_limit_gives_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     readers = Readers(*(_decoder(seed, {"num_hidden_layers": 4}) for seed in (1, 2)))
     ids = torch.randint(3, 90, (10_000,), generator=torch.Generator().manual_seed(0)).tolist()
-    question, plans = Question(tuple(ids[:6]), 8, frozenset()), [Plan("layer_group", group) for group in groups(4)]
+    question, plans = Question(tuple(ids[:6]), 8, Ending()), [Plan("layer_group", group) for group in groups(4)]
     real, blocks = executor._answer_block, []
 
     def counting(readers: object, readings: list[object], *rest: object) -> object:

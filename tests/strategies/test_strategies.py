@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kvprofile.engine.contexts import ContextCaches
+from kvprofile.engine.ending import Ending
 from kvprofile.engine.reference import greedy
 from kvprofile.layers import groups
 from kvprofile.strategies import load_all
@@ -22,12 +23,12 @@ SUFFIX = (5, 9, 30)
 def test_with_one_model_on_both_sides_every_plan_answers_alike(name: str) -> None:
     decoder = tiny_decoder()
     caches = ContextCaches(decoder, decoder, CONTEXT, len(CONTEXT))  # nothing is left out without context
-    own = greedy(decoder, caches.receiver_kv, SUFFIX, 6, frozenset())
+    own = greedy(decoder, caches.receiver_kv, SUFFIX, 6, Ending())
     strategy = load_all()[name]
     for plan in strategy.plans(LAYERS, (1, 2)):
         assert plan.strategy == name
         assert 0 <= strategy.recomputed_layers(plan, LAYERS) <= LAYERS
-        assert greedy(decoder, strategy.read(caches, plan).context, SUFFIX, 6, frozenset()) == own
+        assert greedy(decoder, strategy.read(caches, plan).context, SUFFIX, 6, Ending()) == own
 
 
 def test_groups_on_the_grids_of_30_layers() -> None:

@@ -1,0 +1,101 @@
+"""Stop texts of a recipe, from the sweep over validation, maps and comparisons to the next version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvprofile.recipe import load_recipe
+from kvprofile.report.text import harmless
+from kvprofile.store.reader import load, read_measurements
+from kvprofile.sweep import sweep
+from tests.command import document, run
+from tests.tiny_sweep import Silent, write_pair
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def whole(recipe: Path) -> Path:
+    return sweep(load_recipe(str(recipe)), recipe.parent / "whole", Silent())
+
+
+@pytest.fixture(scope="module")
+def stop(whole: Path) -> str:
+    """The second half of an answer of full prefill, which no plan may write any more."""
+    texts = [row["output_text"] for row in measured(whole) if row["strategy"] == "full_prefill"]
+    text = max(texts, key=len)
+    return str(text[len(text) // 2 :][:2])
+
+
+@pytest.fixture(scope="module")
+def stopped(recipe: Path, stop: str) -> Path:
+    values = yaml.safe_load(recipe.read_text("utf-8"))
+    values["data"][0]["stop"] = [stop]
+    path = recipe.with_name("stopped.yaml")
+    path.write_text(yaml.safe_dump(values), "utf-8")
+    return sweep(load_recipe(str(path)), recipe.parent / "stopped", Silent())
+
+
+def measured(profile: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = load(profile).measurements().to_pylist()
+    return rows
+
+
+def test_answers_end_there_and_are_scored_up_to_there(whole: Path, stopped: Path, stop: str) -> None:
+    shorter = 0
+    for before, after in zip(measured(whole), measured(stopped), strict=True):
+        text, ids = before["output_text"].split(stop)[0], after["output_token_ids"]
+        assert after["output_text"] == text
+        assert ids == before["output_token_ids"][: len(ids)]
+        assert (len(ids) < len(before["output_token_ids"])) <= (stop in before["output_text"])
+        shorter += len(ids) < len(before["output_token_ids"])
+    assert shorter > 10
+
+
+def test_a_header_names_them_and_only_where_there_are_any(whole: Path, stopped: Path, stop: str) -> None:
+    assert [data.get("stop") for data in load(stopped).header["datasets"]] == [[stop]]
+    assert all("stop" not in data for data in load(whole).header["datasets"])
+    assert harmless(f"answers end at {[stop]}") in run("show", stopped).stdout
+    assert "answers end at" not in run("show", whole).stdout
+
+
+def test_the_same_questions_with_other_ends_are_no_shared_samples(whole: Path, stopped: Path) -> None:
+    compared = document("compare", whole, stopped)
+    assert "until" in compared["header"]["datasets"][1]
+    assert {one["shared_samples"] for block in compared["blocks"] for one in block["moved"]} == {0}
+
+
+def test_maps_and_validations_end_answers_there_too(stopped: Path, stop: str, tmp_path: Path) -> None:
+    fresh = tmp_path / "fresh.jsonl"
+    lines = (stopped.parents[2] / "data.jsonl").read_text("utf-8").replace('"r', '"new').replace("red", "blue")
+    fresh.write_text(lines, "utf-8")
+    validated = run("validate", stopped, "--dataset", fresh)
+    assert validated.exit_code in (0, 1), validated.output
+    assert run("sensitivity", stopped).exit_code == 0
+    held = load(stopped)
+    table = held.sensitivity("forward")
+    assert table is not None
+    full = {row["sample_id"]: row for row in measured(stopped) if row["strategy"] == "full_prefill"}
+    own = [row for row in table.to_pylist() if row["strategy"] == "full_prefill"]
+    assert [row["output_token_ids"] for row in own] == [full[row["sample_id"]]["output_token_ids"] for row in own]
+    (validation,) = (stopped / "validations").glob("*.parquet")
+    texts = [row["output_text"] for row in read_measurements(validation)[0].to_pylist()]
+    assert texts
+    assert not any(stop in text for text in texts)
+
+
+def test_another_end_makes_a_profile_stale(stopped: Path, stop: str, tmp_path: Path) -> None:
+    values = yaml.safe_load((stopped.parents[2] / "stopped.yaml").read_text("utf-8"))
+    values["data"][0]["stop"] = [stop, "?"]
+    changed = stopped.parents[2] / "changed.yaml"
+    changed.write_text(yaml.safe_dump(values), "utf-8")
+    store = stopped.parents[1]
+    assert run("reprofile", stopped.parents[2] / "stopped.yaml", "--out", store, "--check").exit_code == 0
+    assert run("reprofile", changed, "--out", store, "--check").exit_code == 1
