@@ -204,6 +204,7 @@ def _measured(run: _Run, sample: Sample, progress: Progress) -> pa.Table:
         place = 1 if arm.by_middle else 2
         reader = run.readers[place]
         question = question_of(sample, run.models[place])
+        context = reader.own_devices(context)
         if arm in (FULL, MIDDLE_FULL):
             drafts[arm.by_middle] = draft_of(reader, context, question)
         answers[arm.by_middle].append(answer_alone(arm.plan, reader, context, question, drafts[arm.by_middle]))

@@ -120,7 +120,7 @@ def consume(
             raise BadInput(f"a timeout of {timeout_ms} ms cannot be; give one above 0 and up to {LONGEST_TIMEOUT_MS:g}")
         kv, hidden = receiver.context_like(len(token_ids))
         expected = list(parts(identity.group, mode, kv, lambda _: hidden))
-        loader = Loader(source, expected, identity, receiver.model.device, begun, timeout_ms)
+        loader = Loader(source, expected, identity, receiver.device, begun, timeout_ms)
         reason = None
         try:
             with loader.running():

@@ -33,6 +33,11 @@ class ContextCaches:
         return capture(self._sender, self._token_ids)
 
     @cached_property
+    def sender_kv(self) -> ContextKV:
+        """The sender's K/V, where the receiver reads them."""
+        return self._receiver.own_devices(self.sender_capture.kv)
+
+    @cached_property
     def receiver_kv(self) -> ContextKV:
         """The receiver's own full prefill: the ceiling."""
         return self._receiver.recompute(self._token_ids, self._receiver.all_layers, None)
@@ -58,14 +63,13 @@ class ContextCaches:
         groups with that start; from layer 0 on it is the receiver's own prefill. Only the latest start is held: ask for plans in
         order of their start.
         """
-        sender = self.sender_capture
         if group.start == 0:
-            return (*self.receiver_kv[: group.stop], *sender.kv[group.stop :])
+            return (*self.receiver_kv[: group.stop], *self.sender_kv[group.stop :])
         if self._start != group.start:
             rest = LayerRange(group.start, self._receiver.all_layers.stop)
             self._from_start = ()  # freed before the next pass needs the room
             self._from_start = self._receiver.recompute(
-                self._token_ids, rest, sender.entering[group.start], keys_end_it=True
+                self._token_ids, rest, self.sender_capture.entering[group.start], keys_end_it=True
             )
             self._start = group.start
-        return (*sender.kv[: group.start], *self._from_start[: group.length], *sender.kv[group.stop :])
+        return (*self.sender_kv[: group.start], *self._from_start[: group.length], *self.sender_kv[group.stop :])

@@ -42,6 +42,20 @@ class Decoder:
     def all_layers(self) -> LayerRange:
         return LayerRange(0, len(self.layers))
 
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go in. Offloaded embeddings are nowhere until accelerate's hooks fetch them, with what they read."""
+        own: torch.device = self.model.device
+        return torch.device("cpu") if own.type == "meta" else own
+
+    @torch.inference_mode()
+    def own_devices(self, context: ContextKV) -> ContextKV:
+        """Returns a context with the K/V of every layer on the layer's device; what is there already is the same object."""
+        return tuple(
+            kv if kv.keys.device == device else KV(kv.keys.to(device), kv.values.to(device))
+            for kv, device in zip(context, self._devices, strict=True)
+        )
+
     @torch.inference_mode()
     def prefill(self, token_ids: Sequence[int]) -> tuple[ContextKV, list[torch.Tensor]]:
         """Runs a context through all layers.
@@ -142,8 +156,7 @@ class Decoder:
                 stack.enter_context(sharing(self.model.config, cache))
             if parents:
                 stack.enter_context(self._branching(parents))
-            ids = token_ids.to(self.model.device)
-            return model(input_ids=ids, use_cache=True, **{self._cache_name: cache}, **options)
+            return model(input_ids=token_ids.to(self.device), use_cache=True, **{self._cache_name: cache}, **options)
 
     def rows_cache(self, contexts: Sequence[Sequence[KV]], room: int) -> RowsCache:
         """Returns a cache of rows that read the given contexts, for each layer, with room for more tokens."""
@@ -152,7 +165,7 @@ class Decoder:
     def _context_pass(self, token_ids: Sequence[int], group: LayerRange, keys_end_it: bool = False) -> ContextKV:
         cache = empty_cache()
         cache.ends_at = group.stop - 1 if keys_end_it else None
-        ids = torch.tensor([list(token_ids)], device=self.model.device)
+        ids = torch.tensor([list(token_ids)], device=self.device)
         with suppress(AllWritten):
             self.model.base_model(input_ids=ids, use_cache=True, **{self._cache_name: cache})
         return read_cache(cache, range(*group), len(token_ids))
@@ -217,6 +230,7 @@ class Decoder:
             raise GateFailed(f"{type(self.model).__name__} does not run its layers once each, in order")
         self._layer_returns_tuple = isinstance(returned[0], tuple)
         hidden = returned[0][0] if self._layer_returns_tuple else returned[0]
+        self._devices = [keys.device for keys, _ in kv]
         self._probed_kv = [KV(keys.to("meta"), values.to("meta")) for keys, values in kv]
         self._probed_hidden = hidden.to("meta")
 
@@ -297,10 +311,11 @@ def _with_hidden(
 def _enter(
     entering: torch.Tensor, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return _with_hidden(entering, args, kwargs)
+    return _with_hidden(entering.to(_hidden(args, kwargs).device), args, kwargs)
 
 
 def _branch(
     parents: list[int], _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return _with_hidden(_hidden(args, kwargs)[parents], args, kwargs)
+    hidden = _hidden(args, kwargs)
+    return _with_hidden(hidden.index_select(0, torch.tensor(parents, device=hidden.device)), args, kwargs)

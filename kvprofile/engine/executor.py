@@ -80,7 +80,7 @@ def answer_plans(
     Raises:
         OutOfMemory: If not even one plan at a time fits.
     """
-    room = (budget or MemoryBudget(readers.receiver.model.device)).room()
+    room = (budget or MemoryBudget(readers.receiver.device)).room()
     draft = draft_of(readers.receiver, caches.receiver_kv, question)
     shape = shape_of(readers.receiver.model)
     context = caches.receiver_kv[0].keys.shape[-2]
@@ -110,7 +110,7 @@ def _blocks(
 
     `needed` gives the bytes of so many plans beside their contexts.
     """
-    whole = {id(kv) for kv in (*caches.sender_capture.kv, *caches.receiver_kv)}
+    whole = {id(kv) for kv in (*caches.sender_capture.kv, *caches.sender_kv, *caches.receiver_kv)}
     block: list[Plan] = []
     readings: list[Reading] = []
     held: dict[int, int] = {}

@@ -101,7 +101,7 @@ def check_gates(
     partings = {}
     for answer in answer_plans(readers, caches, question, plans, load_all(), budget=budget):
         ran = answer.plan.range
-        context = partial_prefill(receiver, caches.sender_capture, ran) if ran else caches.sender_capture.kv
+        context = partial_prefill(receiver, caches.sender_capture, ran) if ran else caches.sender_kv
         if parting := _parting(receiver, context, question, answer):
             partings[answer.plan] = parting
     rounding = torch.finfo(receiver.model.dtype).eps * plain.abs().max().item()

@@ -45,7 +45,8 @@ def partial_prefill(receiver: Decoder, sender: Capture, group: LayerRange) -> Co
     """
     entering = sender.entering[group.start] if group.start > 0 else None
     recomputed = receiver.recompute(sender.token_ids, group, entering)
-    return (*sender.kv[: group.start], *recomputed, *sender.kv[group.stop :])
+    reused = receiver.own_devices(sender.kv)
+    return (*reused[: group.start], *recomputed, *reused[group.stop :])
 
 
 def mixed_capture(receiver: Decoder, sender: Capture, group: LayerRange) -> Capture:
@@ -57,9 +58,10 @@ def mixed_capture(receiver: Decoder, sender: Capture, group: LayerRange) -> Capt
     """
     entering = sender.entering[group.start] if group.start > 0 else None
     recomputed, states = receiver.recompute_with_states(sender.token_ids, group, entering)
+    reused = receiver.own_devices(sender.kv)
     return Capture(
         sender.token_ids,
-        (*sender.kv[: group.start], *recomputed, *sender.kv[group.stop :]),
+        (*reused[: group.start], *recomputed, *reused[group.stop :]),
         (*sender.entering[: group.start], *states, *sender.entering[group.start + len(states) :]),
     )
 

@@ -19,7 +19,7 @@ def plans(layers: int, granularity: Sequence[int]) -> list[Plan]:
 
 
 def read(caches: ContextCaches, plan: Plan) -> Reading:
-    return Reading(caches.sender_capture.kv)
+    return Reading(caches.sender_kv)
 
 
 def recomputed_layers(plan: Plan, layers: int) -> int:

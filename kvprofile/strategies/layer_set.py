@@ -28,7 +28,7 @@ def plans(layers: int, granularity: Sequence[int]) -> list[Plan]:
 
 
 def read(caches: ContextCaches, plan: Plan) -> Reading:
-    mixed = list(caches.sender_capture.kv)
+    mixed = list(caches.sender_kv)
     for group in ranges_in(plan.params):
         mixed[slice(*group)] = caches.recomputed(group)
     return Reading(tuple(mixed))

@@ -27,7 +27,7 @@ def plans(layers: int, granularity: Sequence[int]) -> list[Plan]:
 
 def read(caches: ContextCaches, plan: Plan) -> Reading:
     layer, own = layer_in(plan.params), caches.receiver_kv
-    return Reading((*own[:layer], caches.sender_capture.kv[layer], *own[layer + 1 :]))
+    return Reading((*own[:layer], caches.sender_kv[layer], *own[layer + 1 :]))
 
 
 def recomputed_layers(plan: Plan, layers: int) -> int:
