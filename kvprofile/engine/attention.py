@@ -31,6 +31,7 @@ _NO_EFFECT = {"dropout", "is_causal", "sliding_window", "position_ids", "cache_p
 """Arguments that change nothing here: inference has no dropout; the mask holds the causal order and any window."""
 
 _cache: ContextVar[RowsCache] = ContextVar("_cache")
+_own_kernel: ContextVar[str] = ContextVar("_own_kernel", default="")
 
 
 class NotShareable(Exception):
@@ -43,13 +44,14 @@ def sharing(config: PreTrainedConfig, cache: RowsCache) -> Iterator[None]:
     AttentionInterface.register(_NAME, _attention)
     AttentionMaskInterface.register(_NAME, _mask)
     before = config._attn_implementation
-    token = _cache.set(cache)
+    tokens = _cache.set(cache), _own_kernel.set(before)
     config._attn_implementation = _NAME
     try:
         yield
     finally:
         config._attn_implementation = before
-        _cache.reset(token)
+        _cache.reset(tokens[0])
+        _own_kernel.reset(tokens[1])
 
 
 class _Part(NamedTuple):
@@ -97,6 +99,8 @@ def _attention(
     given = {name for name, passed in others.items() if passed is not None and passed is not False}
     if unknown := sorted(given - _NO_EFFECT):
         raise NotShareable(f"attention with {', '.join(unknown)}")
+    if softcap is not None and _own_kernel.get() == "sdpa":
+        raise NotShareable("a soft cap that the model's own kernel does not honour")
     layer = getattr(module, "layer_idx", None)
     if layer is None or attention_mask is None or attention_mask.dtype != torch.bool:
         raise NotShareable("attention without a layer number or a mask of booleans")

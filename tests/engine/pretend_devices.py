@@ -34,7 +34,7 @@ class _Placed(torch.Tensor):
     @staticmethod
     def __new__(cls, held: torch.Tensor, place: torch.device) -> _Placed:
         layout = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
-        made = torch.Tensor._make_wrapper_subclass(cls, held.size(), device=place, **layout)  # type: ignore[attr-defined]
+        made = torch.Tensor._make_wrapper_subclass(cls, held.size(), device=place, **layout)
         made.held = held
         placed: _Placed = made
         return placed

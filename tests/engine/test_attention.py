@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from types import SimpleNamespace
 
 import pytest
@@ -87,6 +88,18 @@ def test_an_unknown_argument_is_not_ignored() -> None:
         attention._attention(MODULE, query, key, value, _causal(), position_bias=torch.ones(1))
     with pytest.raises(NotShareable, match="mask"):
         attention._attention(MODULE, query, key, value, None)
+
+
+def test_a_soft_cap_that_the_models_own_kernel_leaves_out_is_not_put_in() -> None:
+    def attend(kernel: str) -> None:
+        attention._cache.set(cache)
+        attention._own_kernel.set(kernel)
+        attention._attention(MODULE, query, key, value, _causal(), softcap=2.0)
+
+    cache, query, key, value, _ = _setting()
+    copy_context().run(attend, "eager")
+    with pytest.raises(NotShareable, match="soft cap"):
+        copy_context().run(attend, "sdpa")
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
