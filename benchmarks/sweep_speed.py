@@ -7,25 +7,31 @@ one-layer groups by the engine; a seeded sample of plans by the reference execut
 shared as a user's own loop would; its time is extrapolated to all groups. Engine and reference take turns; medians of the
 repeats. `starts_seconds` are single passes over the context from each start.
 The floor is the FLOPs of starts, suffix tree, further answer tokens (rows with equal contexts and answers so far counted once)
-and output matrix over the rate of a matrix product. The last line is JSON.
+and output matrix over the rate of a matrix product; `parts` sets the engine's seconds in each part, of the repeat in the middle,
+against that part's floor. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import random
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from kvprofile.cost.prefill import prefill_flops
 from kvprofile.cost.sweep import behind_flops, start_flops, suffix_flops
+from kvprofile.engine import batch, executor
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.ending import Ending
@@ -85,22 +91,29 @@ def measure(
     plans = [Plan("layer_group", group) for group in groups(layers)]
     strategies, rng = load_all(), random.Random(options.seed)
     engine, reference, different, compared = [], [], 0, 0
+    spent: list[Counter[str]] = []
     answers: dict[Plan, tuple[int, ...]] = {}
     for _ in range(options.repeats):
         caches = ContextCaches(*readers, context, head)
         _ = caches.sender_capture  # made before the clock starts, for both sides
         begun = time.perf_counter()
-        answers = {a.plan: a.token_ids or () for a in answer_plans(readers, caches, question, plans, strategies)}
+        with _parts_timed() as parts:
+            answers = {a.plan: a.token_ids or () for a in answer_plans(readers, caches, question, plans, strategies)}
         engine.append(time.perf_counter() - begun)
+        spent.append(parts)
         chosen = rng.sample(plans, options.compared)
         begun = time.perf_counter()
         alone = {p: greedy(readers.receiver, _mixed(readers, caches, p), *question) for p in chosen}
         reference.append((time.perf_counter() - begun) / len(chosen) * len(plans))
         different += sum(answers[plan] != ids for plan, ids in alone.items())
         compared += len(chosen)
-    floor = _flops(readers, len(context), question, answers) / matrix_flops_per_second(
+    rate = matrix_flops_per_second(
         readers.receiver.model.config.hidden_size, readers.receiver.model.device, readers.receiver.model.dtype
     )
+    floors = {part: flops / rate for part, flops in _flops(readers, len(context), question, answers).items()}
+    floor = sum(floors.values())
+    middle = engine.index(sorted(engine)[len(engine) // 2])
+    rest = engine[middle] - spent[middle].total()
     return {
         "context_tokens": len(context),
         "suffix_tokens": len(question.suffix),
@@ -111,6 +124,10 @@ def measure(
         "times_faster": statistics.median(reference) / statistics.median(engine),
         "floor_seconds": floor,
         "times_floor": statistics.median(engine) / floor,
+        "parts": {
+            part: {"seconds": seconds, "floor_seconds": floors.get(part)}
+            for part, seconds in [*spent[middle].items(), ("rest", rest)]
+        },
         "starts_seconds": _starts_seconds(readers, context, head),
         "plans_compared": compared,
         "plans_with_other_tokens": different,
@@ -133,26 +150,60 @@ def _starts_seconds(readers: Readers, context: Sequence[int], head: int) -> list
     return seconds
 
 
-def _flops(readers: Readers, tokens: int, question: Question, answers: dict[Plan, tuple[int, ...]]) -> float:
-    """Returns the work such an engine cannot avoid: the ceiling's prefill, starts, suffix tree, tokens after a difference."""
+_PARTS: dict[str, tuple[Any, str]] = {
+    "starts": (Decoder, "recompute"),
+    "draft": (executor, "draft_of"),
+    "suffix and draft": (batch, "_verify"),
+    "regrouping": (batch._Batch, "__init__"),
+    "tokens after a difference": (batch._Batch, "step"),
+}
+"""Functions of the engine that do not call one another, by part."""
+
+
+@contextlib.contextmanager
+def _parts_timed() -> Iterator[Counter[str]]:
+    """Counts the seconds that the engine spends in each part."""
+    seconds: Counter[str] = Counter()
+
+    def timed(part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                seconds[part] += time.perf_counter() - begun
+
+        return run
+
+    with contextlib.ExitStack() as stack:
+        for part, (owner, name) in _PARTS.items():
+            stack.enter_context(patch.object(owner, name, timed(part, getattr(owner, name))))
+        yield seconds
+
+
+def _flops(readers: Readers, tokens: int, question: Question, answers: dict[Plan, tuple[int, ...]]) -> dict[str, float]:
+    """Returns the work such an engine cannot avoid, by part: starts with the ceiling's prefill, suffix tree, further tokens."""
     shape = shape_of(readers.receiver.model)
     whole = LayerRange(0, shape.layers)
     ranges = [plan.range for plan in answers if plan.range]
     own = answers[Plan("layer_group", whole)]
-    flops = prefill_flops(shape, tokens, whole) + start_flops(shape, tokens, [group for group in ranges if group.start])
-    flops += suffix_flops(shape, tokens, len(question.suffix) + len(own) - 1, ranges)
+    starts = prefill_flops(shape, tokens, whole) + start_flops(
+        shape, tokens, [group for group in ranges if group.start]
+    )
     head = 2.0 * shape.hidden_size * shape.vocabulary
-    flops += head * len(answers) * len(own)
+    suffix = suffix_flops(shape, tokens, len(question.suffix) + len(own) - 1, ranges) + head * len(answers) * len(own)
+    further = 0.0
     for length in range(1, len(own)):
         going = [
             (plan.range, ids[:length]) for plan, ids in answers.items() if plan.range and ids[:length] != own[:length]
         ]
         behind = tokens + len(question.suffix) + length - 1
-        flops += head * len(going)
+        further += head * len(going)
         for layer in range(shape.layers):
             nodes = {(_read_until(group, layer), answer) for group, answer in going}
-            flops += len(nodes) * behind_flops(shape, behind, 1, LayerRange(layer, layer + 1))
-    return flops
+            further += len(nodes) * behind_flops(shape, behind, 1, LayerRange(layer, layer + 1))
+    return {"starts": starts, "suffix and draft": suffix, "tokens after a difference": further}
 
 
 def _read_until(group: LayerRange, layer: int) -> tuple[int, int]:

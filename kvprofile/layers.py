@@ -109,6 +109,14 @@ def groups(layers: int, unit: int = 1) -> list[LayerRange]:
     return [LayerRange(start, stop) for i, start in enumerate(edges) for stop in edges[i + 1 :]]
 
 
+def furthest_stops(groups: Iterable[LayerRange]) -> dict[int, int]:
+    """Returns the latest stop of all groups with a start, by start."""
+    stops: dict[int, int] = {}
+    for start, stop in groups:
+        stops[start] = max(stop, stops.get(start, 0))
+    return stops
+
+
 def grid_union(layers: int, units: Sequence[int]) -> list[LayerRange]:
     """Returns the distinct groups on any of the grids, by start then stop."""
     return sorted({group for unit in units for group in groups(layers, unit)})

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvprofile.cost.prefill import ModelShape, prefill_flops
-from kvprofile.layers import LayerRange
+from kvprofile.layers import LayerRange, furthest_stops
 
 
 def start_flops(shape: ModelShape, tokens: int, groups: Sequence[LayerRange]) -> float:
-    """Returns the FLOPs of one context pass from every start to the last layer."""
-    return sum(prefill_flops(shape, tokens, LayerRange(s, shape.layers)) for s in {g.start for g in groups})
+    """Returns the FLOPs of one context pass from every start to the furthest stop of its groups."""
+    return sum(prefill_flops(shape, tokens, LayerRange(*edges)) for edges in furthest_stops(groups).items())
 
 
 def suffix_flops(shape: ModelShape, tokens: int, suffix: int, groups: Sequence[LayerRange]) -> float:
@@ -26,7 +26,7 @@ def layer_tokens(groups: Sequence[LayerRange], layers: int, context: int, new: i
 
     The receiver's own prefill, which serves the groups from layer 0, is not counted.
     """
-    passes = context * sum(layers - start for start in {group.start for group in groups} - {0})
+    passes = context * sum(stop - start for start, stop in furthest_stops(groups).items() if start > 0)
     return passes + new * sum(tree_nodes(groups, layer) for layer in range(layers))
 
 

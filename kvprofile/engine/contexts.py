@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from kvprofile.engine.cache import KV, ContextKV
 from kvprofile.engine.decoder import Decoder
 from kvprofile.engine.reference import Capture, capture
-from kvprofile.layers import LayerRange
+from kvprofile.layers import LayerRange, furthest_stops
 
 
 class ContextCaches:
@@ -24,6 +24,7 @@ class ContextCaches:
     def __init__(self, sender: Decoder, receiver: Decoder, token_ids: Sequence[int], head_tokens: int) -> None:
         self._sender, self._receiver = sender, receiver
         self._token_ids, self._head_tokens = tuple(token_ids), head_tokens
+        self._stops: dict[int, int] = {}
         self._start: int | None = None
         self._from_start: ContextKV = ()
 
@@ -49,6 +50,10 @@ class ContextCaches:
             return tuple(KV(kv.keys[:, :, :0], kv.values[:, :, :0]) for kv in self.receiver_kv)
         return self._receiver.recompute(self._token_ids[: self._head_tokens], self._receiver.all_layers, None)
 
+    def expect(self, groups: Iterable[LayerRange]) -> None:
+        """Has `mixed` run no pass further than these groups need; without, passes go to the last layer."""
+        self._stops = furthest_stops(groups)
+
     def recomputed(self, group: LayerRange) -> ContextKV:
         """Returns the K/V of a group's layers alone, recomputed from the sender's hidden states that enter it."""
         if group.start == 0:
@@ -59,14 +64,15 @@ class ContextCaches:
     def mixed(self, group: LayerRange) -> ContextKV:
         """Returns the sender's K/V with the group's layers recomputed by the receiver.
 
-        What layer `l` caches does not depend on where a group stops, so one pass from `group.start` to the last layer serves all
-        groups with that start; from layer 0 on it is the receiver's own prefill. Only the latest start is held: ask for plans in
-        order of their start.
+        What layer `l` caches does not depend on where a group stops, so one pass from `group.start` to the furthest stop that is
+        expected serves all groups with that start; from layer 0 on it is the receiver's own prefill. Only the latest start is
+        held: ask for plans in order of their start.
         """
         if group.start == 0:
             return (*self.receiver_kv[: group.stop], *self.sender_kv[group.stop :])
-        if self._start != group.start:
-            rest = LayerRange(group.start, self._receiver.all_layers.stop)
+        if self._start != group.start or len(self._from_start) < group.length:
+            furthest = self._stops.get(group.start, self._receiver.all_layers.stop)
+            rest = LayerRange(group.start, max(group.stop, furthest))
             self._from_start = ()  # freed before the next pass needs the room
             self._from_start = self._receiver.recompute(
                 self._token_ids, rest, self.sender_capture.entering[group.start], keys_end_it=True

@@ -80,6 +80,7 @@ def answer_plans(
     Raises:
         OutOfMemory: If not even one plan at a time fits.
     """
+    caches.expect(plan.range for plan in plans if plan.range)
     room = (budget or MemoryBudget(readers.receiver.device)).room()
     draft = draft_of(readers.receiver, caches.receiver_kv, question)
     shape = shape_of(readers.receiver.model)

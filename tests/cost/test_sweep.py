@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvprofile.cost.prefill import ModelShape, prefill_flops
-from kvprofile.cost.sweep import behind_flops, start_flops, suffix_flops
+from kvprofile.cost.sweep import behind_flops, layer_tokens, start_flops, suffix_flops
 from kvprofile.engine.cache import KV
 from kvprofile.engine.tree import fan_out
 from kvprofile.layers import LayerRange, grid_union
@@ -32,3 +32,10 @@ def test_every_start_is_paid_once() -> None:
     passes = [prefill_flops(SHAPE, 20, LayerRange(start, 5)) for start in range(5)]
     assert start_flops(SHAPE, 20, grid_union(5, (1,))) == sum(passes)
     assert start_flops(SHAPE, 20, grid_union(5, (2,))) == passes[0] + passes[2] + passes[4]
+
+
+def test_a_pass_goes_no_further_than_its_groups() -> None:
+    groups = [LayerRange(1, 2), LayerRange(1, 4), LayerRange(3, 4), LayerRange(0, 5)]
+    passes = [LayerRange(0, 5), LayerRange(1, 4), LayerRange(3, 4)]
+    assert start_flops(SHAPE, 20, groups) == sum(prefill_flops(SHAPE, 20, group) for group in passes)
+    assert layer_tokens(groups, 5, 20, 0) == 20 * (3 + 1)  # from layer 0 on it is the receiver's own prefill

@@ -140,3 +140,29 @@ class TestSplice:
 
 def _hooks(decoder: object) -> int:
     return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in decoder.model.modules())  # type: ignore[attr-defined]
+
+
+def test_passes_go_no_further_than_the_plans_and_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, receiver = tiny_decoder("llama", 1), tiny_decoder("llama", 2)
+    question, caches = Question(SUFFIX, 8, NO_END), ContextCaches(sender, receiver, CONTEXT, 3)
+    passes: list[LayerRange] = []
+    recompute = Decoder.recompute
+
+    def noting(reader: Decoder, ids: object, group: LayerRange, *others: object, **options: object) -> object:
+        passes.append(group)
+        return recompute(reader, ids, group, *others, **options)  # type: ignore[arg-type]
+
+    def answered(*edges: tuple[int, int]) -> dict[Plan, tuple[int, ...] | None]:
+        plans = [Plan("layer_group", LayerRange(*each)) for each in edges]
+        return {
+            a.plan: a.token_ids for a in answer_plans(Readers(sender, receiver), caches, question, plans, load_all())
+        }
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Decoder, "recompute", noting)
+        answers = answered((1, 2), (1, 3), (2, 3))
+        answers |= answered((2, 3), (2, 4))  # the pass from layer 2 that is held ends too early
+    assert passes == [receiver.all_layers, LayerRange(1, 3), LayerRange(2, 3), LayerRange(2, 4)]
+    for plan, ids in answers.items():
+        assert plan.range
+        assert ids == greedy(receiver, partial_prefill(receiver, capture(sender, CONTEXT), plan.range), *question)
