@@ -1,30 +1,46 @@
 """Replays the adaptive search on the measurements of an exhaustive sweep, and compares work and selected plans.
 
     python benchmarks/adaptive.py outputs/PAIR/v0001 --sets 3 --records 40
+    python benchmarks/adaptive.py outputs/PAIR/v0001 --timed 60
 
 The engine's answers do not depend on the search, so the measurements of one exhaustive sweep tell what any search would have met.
 Each set is a seeded draw of records, in a seeded order. Work is counted in layer-tokens, one layer run on one token: prefills of
 both models, passes from every start, suffixes and answers; of groups one at a time with the sender's capture shared, and of the
-search. For the plans selected within 1 % and 5 %, the interval of their paired difference in quality. The last line is JSON.
+search. For the plans selected within 1 % and 5 %, the interval of their paired difference in quality.
+`--timed N` runs the search for real instead, on all records of the profile and its models, and N seeded groups of seeded records
+one at a time, in turns; their time is extrapolated to all groups of all records. Captures and the ceiling's answer count on both
+sides. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
+import statistics
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from kvprofile.analysis.choice import cheapest
 from kvprofile.analysis.loss import resampling_weights
 from kvprofile.analysis.scores import Scores, all_scores
 from kvprofile.cost.sweep import layer_tokens
+from kvprofile.engine.contexts import ContextCaches
+from kvprofile.engine.executor import answer_plans, draft_of
+from kvprofile.engine.reference import greedy, partial_prefill
 from kvprofile.layers import LayerRange, Plan, describe, groups
 from kvprofile.limits import parse_loss
+from kvprofile.models.machine import cpu_name
+from kvprofile.profiled_pair import load_profiled_pair
+from kvprofile.run import question_of
 from kvprofile.search import REUSE, Request, finish, search
-from kvprofile.store.reader import load
+from kvprofile.sensitivity import profile_samples
+from kvprofile.store.reader import Profile, load
+from kvprofile.strategies import load_all
 
 
 class Lengths(NamedTuple):
@@ -42,9 +58,13 @@ def main() -> None:
     parser.add_argument("--metric", default="f1")
     parser.add_argument("--sets", type=int, default=3)
     parser.add_argument("--records", type=int, default=40)
+    parser.add_argument("--timed", type=int, help="groups to run one at a time")
     options = parser.parse_args()
 
     profile = load(options.profile)
+    if options.timed:
+        print(json.dumps({"profile_id": profile.header["profile_id"], **_timed(profile, options.timed)}))
+        return
     layers = profile.rows["total_layers"][0].as_py()
     scores = next(one for one in all_scores(profile.measurements()) if one.metric == options.metric)
     lengths = _lengths(profile.measurements().to_pylist(), options.metric)
@@ -82,6 +102,65 @@ def _compare(scores: Scores, lengths: Sequence[Lengths], layers: int, seed: int,
         "groups_on_all_records": len(finalists),
         "selected": [_selected(scores, order, finalists, allowed, layers, limit) for limit in ("1%", "5%")],
     }
+
+
+def _timed(profile: Profile, alone: int) -> dict[str, Any]:
+    pair = load_profiled_pair(profile, _Quiet())
+    readers, samples, strategies = pair.readers, profile_samples(profile), load_all()
+    questions = [question_of(sample, pair.receiver) for sample in samples]
+    allowed = groups(len(readers.receiver.layers))
+    plans = {REUSE: Plan("full_reuse")} | {group: Plan("layer_group", group) for group in allowed}
+    rng = random.Random(0)
+    drawn = [(rng.randrange(len(samples)), rng.choice(allowed)) for _ in range(alone)]
+    searching = 0.0
+    whole, single = [], []
+
+    def caches_of(place: int) -> ContextCaches:
+        return ContextCaches(*readers, samples[place].context_token_ids, samples[place].head_tokens)
+
+    def answer(request: Request) -> dict[LayerRange, float | None]:
+        nonlocal searching
+        asked = [REUSE, *request.groups]
+        begun = time.perf_counter()
+        caches, question = caches_of(request.sample), questions[request.sample]
+        answers = answer_plans(readers, caches, question, [plans[group] for group in asked], strategies)
+        kls = {group: one.fidelity.kl if one.fidelity else None for group, one in zip(asked, answers, strict=True)}
+        searching += time.perf_counter() - begun
+        while drawn and len(single) * len(samples) <= alone * request.sample:
+            one_at_a_time(*drawn.pop())
+        return kls
+
+    def one_at_a_time(place: int, group: LayerRange) -> None:
+        begun = time.perf_counter()
+        caches, question = caches_of(place), questions[place]
+        sender, _ = caches.sender_capture, draft_of(readers.receiver, caches.receiver_kv, question)
+        captured = time.perf_counter()
+        greedy(readers.receiver, partial_prefill(readers.receiver, sender, group), *question)
+        whole.append(captured - begun)
+        single.append(time.perf_counter() - captured)
+
+    finish(search(allowed, (1,), len(samples)), answer)
+    for place, group in drawn:
+        one_at_a_time(place, group)
+    extrapolated = len(samples) * (statistics.mean(whole) + len(allowed) * statistics.mean(single))
+    return {
+        "machine": cpu_name(),
+        "threads": torch.get_num_threads(),
+        "records": len(samples),
+        "search_seconds": searching,
+        "groups_run_one_at_a_time": len(single),
+        "one_at_a_time_seconds_extrapolated": extrapolated,
+        "times_faster": extrapolated / searching,
+    }
+
+
+class _Quiet:
+    """Progress that nobody watches."""
+
+    def say(self, remark: str) -> None: ...
+    def begin(self, samples: int, plans: int, done: int) -> None: ...
+    def plans_done(self, count: int) -> None: ...
+    def sample_done(self) -> None: ...
 
 
 def _shared_work(asked: Sequence[LayerRange], own: Lengths, layers: int) -> float:

@@ -38,7 +38,7 @@ from kvprofile.engine.ending import Ending
 from kvprofile.engine.executor import Question, Readers, answer_plans
 from kvprofile.engine.reference import greedy, partial_prefill
 from kvprofile.engine.shape import shape_of
-from kvprofile.engine.timing import matrix_flops_per_second
+from kvprofile.engine.timing import matrix_flops_per_second, wait_for
 from kvprofile.layers import LayerRange, Plan, groups
 from kvprofile.models.loading import load_pair
 from kvprofile.models.machine import cpu_name
@@ -97,7 +97,7 @@ def measure(
         caches = ContextCaches(*readers, context, head)
         _ = caches.sender_capture  # made before the clock starts, for both sides
         begun = time.perf_counter()
-        with _parts_timed() as parts:
+        with _parts_timed(readers.receiver.devices) as parts:
             answers = {a.plan: a.token_ids or () for a in answer_plans(readers, caches, question, plans, strategies)}
         engine.append(time.perf_counter() - begun)
         spent.append(parts)
@@ -108,11 +108,11 @@ def measure(
         different += sum(answers[plan] != ids for plan, ids in alone.items())
         compared += len(chosen)
     rate = matrix_flops_per_second(
-        readers.receiver.model.config.hidden_size, readers.receiver.model.device, readers.receiver.model.dtype
+        readers.receiver.model.config.hidden_size, readers.receiver.devices[0], readers.receiver.model.dtype
     )
     floors = {part: flops / rate for part, flops in _flops(readers, len(context), question, answers).items()}
     floor = sum(floors.values())
-    middle = engine.index(sorted(engine)[len(engine) // 2])
+    middle = engine.index(statistics.median_low(engine))
     rest = engine[middle] - spent[middle].total()
     return {
         "context_tokens": len(context),
@@ -161,8 +161,8 @@ _PARTS: dict[str, tuple[Any, str]] = {
 
 
 @contextlib.contextmanager
-def _parts_timed() -> Iterator[Counter[str]]:
-    """Counts the seconds that the engine spends in each part."""
+def _parts_timed(devices: Sequence[torch.device]) -> Iterator[Counter[str]]:
+    """Counts the seconds that the engine spends in each part, a GPU's included."""
     seconds: Counter[str] = Counter()
 
     def timed(part: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,6 +172,7 @@ def _parts_timed() -> Iterator[Counter[str]]:
             try:
                 return call(*args, **kwargs)
             finally:
+                wait_for(devices)
                 seconds[part] += time.perf_counter() - begun
 
         return run

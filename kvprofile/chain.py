@@ -184,7 +184,7 @@ def _readings(run: _Run, sample: Sample) -> Iterator[tuple[Arm, ContextKV]]:
     of_a, of_b = caches.sender_capture, capture(b, sample.context_token_ids)
     yield FULL, caches.receiver_kv
     yield NO_CONTEXT, caches.head_kv
-    yield FULL_REUSE, of_a.kv
+    yield FULL_REUSE, caches.sender_kv
     yield MIDDLE_FULL, of_b.kv
     for second in seconds:
         yield direct(second), partial_prefill(c, of_a, second)
@@ -200,17 +200,15 @@ def _measured(run: _Run, sample: Sample, progress: Progress) -> pa.Table:
     """Returns the rows of one sample; B's losses are against B's own full prefill, all others against C's."""
     drafts: dict[bool, Draft] = {}
     answers: dict[bool, list[Answer]] = {False: [], True: []}
+    questions = {by_middle: question_of(sample, run.models[1 if by_middle else 2]) for by_middle in (False, True)}
     for arm, context in _readings(run, sample):
-        place = 1 if arm.by_middle else 2
-        reader = run.readers[place]
-        question = question_of(sample, run.models[place])
-        context = reader.own_devices(context)
+        reader, question = run.readers[1 if arm.by_middle else 2], questions[arm.by_middle]
         if arm in (FULL, MIDDLE_FULL):
             drafts[arm.by_middle] = draft_of(reader, context, question)
         answers[arm.by_middle].append(answer_alone(arm.plan, reader, context, question, drafts[arm.by_middle]))
         progress.plans_done(1)
     by_agreement = run.recipe.references == "none"
-    text_of = question_of(sample, run.models.c).ending.text
+    text_of = questions[False].ending.text
     scoring = Scoring(sample, run.part.metrics, text_of, by_agreement, None, {}, run.recipe.store_text)
     return pa.concat_tables([measurement_table(one, scoring) for one in answers.values()])
 

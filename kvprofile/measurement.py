@@ -25,7 +25,7 @@ class Scoring(NamedTuple):
     Attributes:
         sample: The sample.
         metrics: Of its task.
-        text_of: Decodes token ids.
+        text_of: Token ids to the text that is scored.
         by_agreement: Whether agreement with full prefill's answer is the quality, instead of the sample's references.
         own: Full prefill's answer, where it is not among the answers; None if there is none.
         baseline: Full prefill's scores by metric, where it is not among the answers.

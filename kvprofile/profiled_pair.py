@@ -75,6 +75,11 @@ def load_profiled_pair(
     loaded = load_pair(recipe.sender, recipe.receiver, recipe.models, recipe.search_folders)
     for role, model in zip(("sender", "receiver"), loaded, strict=True):
         _require_same(profile.header[role], model, role)
+    if (kernel := loaded[1].model.config._attn_implementation) != attention:
+        raise BadInput(
+            f"the profile was measured with the attention kernel {attention}, this machine takes {kernel} for its receiver; "
+            "sweep again"
+        )
     return ProfiledPair(recipe, *loaded, Readers(*(Decoder(model.model) for model in loaded)))
 
 

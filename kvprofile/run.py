@@ -165,7 +165,7 @@ def prepare(
         plans=tuple(plans),
         identity=identity,
         work=folder / f"run-{identity[:16]}",
-        budget=MemoryBudget(receiver.device, memory_limit),
+        budget=MemoryBudget(readers.receiver.devices, memory_limit),
     )
 
 

@@ -53,13 +53,13 @@ def load_part(recipe: Recipe, source: DataSource, contexts: int | None) -> Part:
 
 
 def datasets_of(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """Returns name, hashes and stop texts, if any, of each data source, as a profile's header holds them."""
+    """Returns each data source as a profile's header holds it: name, hashes, and any stop texts with its task."""
     return [
         {
             "name": part.source.name,
             "sha256": part.data.sha256,
             "sample_ids_sha256": json_sha256([record.id for record in part.records]),
-            **({"stop": list(part.source.stop)} if part.source.stop else {}),
+            **({"task": part.source.task, "stop": list(part.source.stop)} if part.source.stop else {}),
         }
         for part in parts
     ]
@@ -71,7 +71,18 @@ def metrics_of(parts: Sequence[Part]) -> list[str]:
 
 
 def build_samples(recipe: Recipe, parts: Sequence[Part], tokenizer: Any, configs: Sequence[Any]) -> tuple[Sample, ...]:
-    """Returns every chosen record in the receiver's token ids, cut where its context is too long for one of the models."""
+    """Returns every chosen record in the receiver's token ids, cut where its context is too long for one of the models.
+
+    Raises:
+        BadInput: If a record cannot be asked, or a stop text holds a special token, which no answer's text does.
+    """
+    for part in parts:
+        for text in part.source.stop:
+            if special := next((one for one in tokenizer.all_special_tokens if one in text), None):
+                raise BadInput(
+                    f'the stop text "{text}" of {part.source.name} holds the special token {special}, which is never part of an '
+                    "answer's text; drop it: end tokens end answers by themselves"
+                )
     names = ("max_position_embeddings", "max_seq_len")
     known = [getattr(config.get_text_config(decoder=True), name, None) for config in configs for name in names]
     longest = min((positions for positions in known if positions is not None), default=None)
@@ -139,4 +150,5 @@ _OF_SAMPLE = (
 
 def sample_identity(samples: Iterable[Sample]) -> tuple[tuple[Any, ...], ...]:
     """Returns what of the samples is part of an identity."""
+    # Behind all others, so that samples without stop texts keep the identity they had before there were any.
     return tuple((*(getattr(sample, name) for name in _OF_SAMPLE), *sample.stop) for sample in samples)

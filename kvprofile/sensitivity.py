@@ -54,7 +54,7 @@ def measure_sensitivity(
     pair = pair.reversed() if reverse else pair
     layers = len(pair.readers.receiver.layers)
     metrics = profile_metrics(pair.recipe)
-    budget = MemoryBudget(pair.receiver.device, memory_limit)
+    budget = MemoryBudget(pair.readers.receiver.devices, memory_limit)
     work = profile.folder / SENSITIVITY_FOLDER / f".run-{direction}"
 
     def measured(plans: Sequence[Plan]) -> pa.Table:

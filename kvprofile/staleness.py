@@ -36,7 +36,7 @@ class Present(NamedTuple):
         sender: Fingerprints by key of a header.
         receiver: Likewise.
         end_ids: Token ids that end an answer.
-        datasets: Name and hashes of each data source.
+        datasets: Each data source, as in a header.
         metrics: `name@version`.
         strategies: Version by name.
         recipe_sha256: Hash of the recipe.
@@ -129,7 +129,14 @@ def _of_data(header: Mapping[str, Any], now: Present) -> list[Reason]:
         for held in (header["datasets"], now.datasets)
     )
     names = dict.fromkeys(name for name, *_ in [*(asked - recorded), *(recorded - asked)])
-    return [Reason("data", f"the records of {name} are others than were measured") for name in names]
+    found = [Reason("data", f"the records of {name} are others than were measured") for name in names]
+    was, now_is = (
+        {(one["task"], one["name"]): one["stop"] for one in held if "stop" in one}
+        for held in (header["datasets"], now.datasets)
+    )
+    if was != now_is:
+        found.append(Reason("stop texts", "the texts that end an answer changed"))
+    return found
 
 
 def recipe_sha256(profile: Profile) -> str:

@@ -37,7 +37,7 @@ from kvprofile.recipe import FieldMapping, with_options
 from kvprofile.report.frontier import Row, frontier_blocks, plan_text
 from kvprofile.resources import resource
 from kvprofile.run import Progress, question_of
-from kvprofile.samples import Part, build_samples, load_part, remark_on, require_same_ids
+from kvprofile.samples import Part, build_samples, load_part, remark_on, require_same_ids, sample_identity
 from kvprofile.store.reader import VALIDATIONS_FOLDER, Profile
 from kvprofile.store.writer import alone, write_table
 from kvprofile.strategies import load_all
@@ -203,9 +203,7 @@ def validate(
 
 def _identity(profile: Profile, data: FreshData, plans: Sequence[Plan]) -> str:
     """Returns what decides whether measurements of an earlier run may be taken."""
-    samples = [
-        (one.sample_id, one.context_sha256, one.suffix_token_ids, one.max_new_tokens, *one.stop) for one in data.samples
-    ]
+    samples = sample_identity(data.samples)
     made_by = [__version__, torch.__version__, transformers.__version__, *(one.identity for one in data.part.metrics)]
     versions = {name: strategy.version for name, strategy in load_all().items()}
     keys = [plan.key for plan in plans]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvprofile.cost.prefill import ModelShape, kv_bytes_per_token
-from kvprofile.layers import LayerRange
+from kvprofile.layers import LayerRange, furthest_stops
 
 _LOGIT = 4
 """Bytes of a logit: they are float32 whatever the model computes in."""
@@ -59,9 +59,9 @@ def sample_bytes(shape: ModelShape, lengths: Lengths) -> int:
 
 
 def starts_bytes(shape: ModelShape, lengths: Lengths, groups: Sequence[LayerRange]) -> int:
-    """Returns the K/V that the receiver leaves from every start of the groups to the last layer, beside its own prefill."""
-    starts = {group.start for group in groups} - {0}
-    return lengths.context * sum(kv_bytes_per_token(shape, shape.layers - start) for start in starts)
+    """Returns the K/V that the receiver leaves from every start to its groups' furthest stop, beside its own prefill."""
+    passes = [stop - start for start, stop in furthest_stops(groups).items() if start > 0]
+    return lengths.context * sum(kv_bytes_per_token(shape, layers) for layers in passes)
 
 
 def pass_bytes(shape: ModelShape, tokens: int) -> int:

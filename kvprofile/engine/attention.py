@@ -30,8 +30,15 @@ _KERNELS: dict[str, Any] = {
 _NO_EFFECT = {"dropout", "is_causal", "sliding_window", "position_ids", "cache_position", "use_cache", "return_dict"}
 """Arguments that change nothing here: inference has no dropout; the mask holds the causal order and any window."""
 
-_cache: ContextVar[RowsCache] = ContextVar("_cache")
-_own_kernel: ContextVar[str] = ContextVar("_own_kernel", default="")
+
+class _Reading(NamedTuple):
+    """What a pass reads, and the kernel that the model itself would attend with."""
+
+    cache: RowsCache
+    own_kernel: str
+
+
+_reading: ContextVar[_Reading] = ContextVar("_reading")
 
 
 class NotShareable(Exception):
@@ -44,14 +51,13 @@ def sharing(config: PreTrainedConfig, cache: RowsCache) -> Iterator[None]:
     AttentionInterface.register(_NAME, _attention)
     AttentionMaskInterface.register(_NAME, _mask)
     before = config._attn_implementation
-    tokens = _cache.set(cache), _own_kernel.set(before)
+    token = _reading.set(_Reading(cache, before))
     config._attn_implementation = _NAME
     try:
         yield
     finally:
         config._attn_implementation = before
-        _cache.reset(tokens[0])
-        _own_kernel.reset(tokens[1])
+        _reading.reset(token)
 
 
 class _Part(NamedTuple):
@@ -99,12 +105,12 @@ def _attention(
     given = {name for name, passed in others.items() if passed is not None and passed is not False}
     if unknown := sorted(given - _NO_EFFECT):
         raise NotShareable(f"attention with {', '.join(unknown)}")
-    if softcap is not None and _own_kernel.get() == "sdpa":
+    cache, own_kernel = _reading.get()
+    if softcap is not None and own_kernel == "sdpa":
         raise NotShareable("a soft cap that the model's own kernel does not honour")
     layer = getattr(module, "layer_idx", None)
     if layer is None or attention_mask is None or attention_mask.dtype != torch.bool:
         raise NotShareable("attention without a layer number or a mask of booleans")
-    cache = _cache.get()
     rows, heads, tokens, width = query.shape
     groups = key.shape[1]
     query = query.reshape(rows, groups, heads // groups, tokens, width)

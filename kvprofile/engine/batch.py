@@ -76,9 +76,13 @@ def greedy_rows(
     """
     room = len(suffix) + max_new_tokens
 
+    def ended(answer: tuple[int, ...]) -> bool:
+        return answer[-1] == NOT_FINITE or len(answer) == max_new_tokens or ending.reached(answer)
+
     def free_ended(rows: Sequence[_Going]) -> None:
+        answers = {answer: ended(answer) for answer in {tuple(row.answer) for row in rows}}
         for row in rows:
-            if row.answer[-1] == NOT_FINITE or len(row.answer) == max_new_tokens or ending.reached(row.answer):
+            if answers[tuple(row.answer)]:
                 row.cache = None  # else it would outlive its other rows
 
     rows: list[_Going] = []

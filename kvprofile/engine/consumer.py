@@ -35,7 +35,7 @@ class Served:
     """An answer and how it came about.
 
     Attributes:
-        token_ids: The answer; an end token, if it comes, is the last id.
+        token_ids: The answer; the id that ends it, if one does, is the last.
         first_token_ms: From the call of `consume` to the first id, with the time lost on a link that failed.
         fallback: Why the sender's cache was not used and the receiver prefilled the context itself; None if it was used.
         events: In the order in which they happened.
@@ -120,7 +120,7 @@ def consume(
             raise BadInput(f"a timeout of {timeout_ms} ms cannot be; give one above 0 and up to {LONGEST_TIMEOUT_MS:g}")
         kv, hidden = receiver.context_like(len(token_ids))
         expected = list(parts(identity.group, mode, kv, lambda _: hidden))
-        loader = Loader(source, expected, identity, receiver.device, begun, timeout_ms)
+        loader = Loader(source, expected, identity, receiver.devices[0], begun, timeout_ms)
         reason = None
         try:
             with loader.running():

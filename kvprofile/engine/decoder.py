@@ -22,6 +22,12 @@ from kvprofile.layers import LayerRange
 class Decoder:
     """One causal language model as the engine sees it.
 
+    Attributes:
+        model: The model.
+        layers: Its decoder layers.
+        devices: Where each layer runs.
+        shares_contexts: Whether rows can read a context where it lies.
+
     Raises:
         BadInput: If the model is not a decoder with one stack of layers.
         GateFailed: If its layers keep any state but keys and values.
@@ -43,7 +49,7 @@ class Decoder:
         return LayerRange(0, len(self.layers))
 
     @property
-    def device(self) -> torch.device:
+    def input_device(self) -> torch.device:
         """Where token ids go in. Offloaded embeddings are nowhere until accelerate's hooks fetch them, with what they read."""
         own: torch.device = self.model.device
         return torch.device("cpu") if own.type == "meta" else own
@@ -53,7 +59,7 @@ class Decoder:
         """Returns a context with the K/V of every layer on the layer's device; what is there already is the same object."""
         return tuple(
             kv if kv.keys.device == device else KV(kv.keys.to(device), kv.values.to(device))
-            for kv, device in zip(context, self._devices, strict=True)
+            for kv, device in zip(context, self.devices, strict=True)
         )
 
     @torch.inference_mode()
@@ -156,7 +162,9 @@ class Decoder:
                 stack.enter_context(sharing(self.model.config, cache))
             if parents:
                 stack.enter_context(self._branching(parents))
-            return model(input_ids=token_ids.to(self.device), use_cache=True, **{self._cache_name: cache}, **options)
+            return model(
+                input_ids=token_ids.to(self.input_device), use_cache=True, **{self._cache_name: cache}, **options
+            )
 
     def rows_cache(self, contexts: Sequence[Sequence[KV]], room: int) -> RowsCache:
         """Returns a cache of rows that read the given contexts, for each layer, with room for more tokens."""
@@ -165,7 +173,7 @@ class Decoder:
     def _context_pass(self, token_ids: Sequence[int], group: LayerRange, keys_end_it: bool = False) -> ContextKV:
         cache = empty_cache()
         cache.ends_at = group.stop - 1 if keys_end_it else None
-        ids = torch.tensor([list(token_ids)], device=self.device)
+        ids = torch.tensor([list(token_ids)], device=self.input_device)
         with suppress(AllWritten):
             self.model.base_model(input_ids=ids, use_cache=True, **{self._cache_name: cache})
         return read_cache(cache, range(*group), len(token_ids))
@@ -230,7 +238,7 @@ class Decoder:
             raise GateFailed(f"{type(self.model).__name__} does not run its layers once each, in order")
         self._layer_returns_tuple = isinstance(returned[0], tuple)
         hidden = returned[0][0] if self._layer_returns_tuple else returned[0]
-        self._devices = [keys.device for keys, _ in kv]
+        self.devices = tuple(keys.device for keys, _ in kv)
         self._probed_kv = [KV(keys.to("meta"), values.to("meta")) for keys, values in kv]
         self._probed_hidden = hidden.to("meta")
 

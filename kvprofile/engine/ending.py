@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 
-def _no_text(token_ids: Sequence[int]) -> str:
-    return ""
+def _unknown(token_ids: Sequence[int]) -> str:
+    raise ValueError("an ending with stop texts must be told how to decode")
 
 
 class Ending(NamedTuple):
@@ -21,13 +21,16 @@ class Ending(NamedTuple):
 
     ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
-    decode: Callable[[Sequence[int]], str] = _no_text
+    decode: Callable[[Sequence[int]], str] = _unknown
 
     def reached(self, answer: Sequence[int]) -> bool:
         """Returns whether the last of an answer's ids ends it, where none before did."""
         if answer[-1] in self.ids:
             return True
-        return bool(self.stop) and any(one in text for text in [self.decode(answer)] for one in self.stop)
+        if not self.stop:
+            return False
+        text = self.decode(answer)
+        return any(one in text for one in self.stop)
 
     def text(self, answer: Sequence[int]) -> str:
         """Returns an answer's text up to the first stop text."""

@@ -81,7 +81,7 @@ def answer_plans(
         OutOfMemory: If not even one plan at a time fits.
     """
     caches.expect(plan.range for plan in plans if plan.range)
-    room = (budget or MemoryBudget(readers.receiver.device)).room()
+    room = (budget or MemoryBudget(readers.receiver.devices)).room()
     draft = draft_of(readers.receiver, caches.receiver_kv, question)
     shape = shape_of(readers.receiver.model)
     context = caches.receiver_kv[0].keys.shape[-2]

@@ -11,7 +11,7 @@ class Draft(NamedTuple):
     """The receiver's answer behind its own full prefill, n tokens.
 
     Attributes:
-        token_ids: The answer, with its end token if it has one.
+        token_ids: The answer, with the id that ends it if one does.
         log_probs: `(n, vocabulary)` float32: of every token, behind the context, the suffix and the tokens before it.
     """
 
@@ -42,11 +42,12 @@ def fidelity(draft: Draft, logits: torch.Tensor) -> Fidelity | None:
     """
     if logits.shape != draft.log_probs.shape:
         return None
+    of_draft = draft.log_probs.to(logits.device)  # the sender's logits may lie elsewhere
     log_probs = logits.float().log_softmax(dim=-1)
-    if not all(bound.isfinite() for one in (log_probs, draft.log_probs) for bound in one.aminmax()):
+    if not all(bound.isfinite() for one in (log_probs, of_draft) for bound in one.aminmax()):
         return None
     chosen = torch.tensor(draft.token_ids, device=logits.device)
-    kl = torch.nn.functional.kl_div(log_probs, draft.log_probs, reduction="batchmean", log_target=True)
+    kl = torch.nn.functional.kl_div(log_probs, of_draft, reduction="batchmean", log_target=True)
     nll = torch.nn.functional.nll_loss(log_probs, chosen)
     agree = (logits.argmax(dim=-1) == chosen).float().mean()
     return Fidelity(kl.clamp_min(0).item(), nll.item(), agree.item())

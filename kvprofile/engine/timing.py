@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from kvprofile.cost.layer_times import LayerTiming
 from kvprofile.cost.timing import Timing
 from kvprofile.engine.cache import prefilled_cache
 from kvprofile.engine.decoder import Decoder
-from kvprofile.engine.reference import Capture, partial_prefill
+from kvprofile.engine.reference import Capture
 from kvprofile.layers import LayerRange
 
 WARM_UP = 1
@@ -41,10 +41,10 @@ def time_prefills(receiver: Decoder, sender: Capture, groups: Sequence[LayerRang
     kept: dict[LayerRange, list[float]] = {group: [] for group in groups}
     for round_number in range(WARM_UP + REPEATS):
         for group in groups:
-            _synchronize(receiver)
+            wait_for(receiver.devices)
             begun = time.perf_counter()
-            partial_prefill(receiver, sender, group)
-            _synchronize(receiver)
+            receiver.recompute(sender.token_ids, group, sender.entering[group.start] if group.start > 0 else None)
+            wait_for(receiver.devices)
             if round_number >= WARM_UP:
                 kept[group].append(1000 * (time.perf_counter() - begun))
     return [Timing(group, len(sender.token_ids), tuple(times)) for group, times in kept.items()]
@@ -78,7 +78,7 @@ def time_layers(
     if len(token_ids) < lengths[-1]:
         raise ValueError(f"a context of {len(token_ids)} tokens cannot be cut to {lengths[-1]}")
     begun = time.perf_counter()
-    for length in lengths[:1] if receiver.model.device.type == "cpu" else lengths:
+    for length in lengths[:1] if {device.type for device in receiver.devices} == {"cpu"} else lengths:
         _time_passes(receiver, token_ids[:length], suffix)
     runs: dict[int, list[_Passes]] = {length: [] for length in lengths}
     for _ in range(LAYER_REPEATS):
@@ -134,20 +134,12 @@ class LayerClock:
             event.record(torch.cuda.current_stream(next(iter(self._devices))))
             self._marks[layer, ends] = event
         else:
-            self.wait()
+            wait_for(self._devices)
             self._marks[layer, ends] = time.perf_counter()
-
-    def wait(self) -> None:
-        """Waits until all devices are done."""
-        for device in self._devices:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            elif device.type not in ("cpu", "meta"):
-                torch.accelerator.synchronize(device)
 
     def milliseconds(self) -> dict[int | None, float]:
         """Returns what each layer took, and with None what the pass took outside of them."""
-        self.wait()
+        wait_for(self._devices)
         layers: dict[int | None, float] = {layer: self._between(layer) for layer in range(self._layers)}
         return {**layers, None: max(0.0, self._between(None) - sum(layers.values()))}
 
@@ -159,13 +151,13 @@ class LayerClock:
 @contextmanager
 def layer_clock(model: Decoder) -> Iterator[LayerClock]:
     """Takes the time of every layer in one pass of the model, which the caller runs inside; leaves no hook behind."""
-    clock = LayerClock({parameter.device for parameter in model.model.parameters()}, len(model.layers))
+    clock = LayerClock(set(model.devices), len(model.layers))
     hooks = []
     try:
         for index, layer in enumerate(model.layers):
             hooks.append(layer.register_forward_pre_hook(partial(_mark, clock, index, False)))
             hooks.append(layer.register_forward_hook(partial(_mark, clock, index, True)))
-        clock.wait()
+        wait_for(model.devices)
         clock.mark(None, ends=False)
         yield clock
         clock.mark(None, ends=True)
@@ -190,6 +182,10 @@ def matrix_flops_per_second(width: int, device: torch.device, dtype: torch.dtype
     return 2 * 512 * 4 * width**2 / fastest
 
 
-def _synchronize(model: Decoder) -> None:
-    if model.model.device.type == "cuda":
-        torch.cuda.synchronize()
+def wait_for(devices: Iterable[torch.device]) -> None:
+    """Waits until devices have done what they were given."""
+    for device in set(devices):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        elif device.type != "cpu":
+            torch.accelerator.synchronize(device)

@@ -159,7 +159,7 @@ def _load_base(source: Source, reference: ModelReference, options: ModelOptions)
                 f'the checkpoint of "{reference.name}" lacks {len(missing)} of the model\'s tensors, '
                 f'such as "{missing[0]}"; its config and weights do not belong together'
             )
-        _honour_soft_cap(model, reference.name, options)
+        _honour_soft_cap(model)
         if source.gguf:
             plain_weights(model)
         if "device_map" not in keywords and not hasattr(model, "hf_device_map"):
@@ -167,12 +167,10 @@ def _load_base(source: Source, reference: ModelReference, options: ModelOptions)
     return _Base(source, model, getattr(model.config, "_commit_hash", None))
 
 
-def _honour_soft_cap(model: PreTrainedModel, name: str, options: ModelOptions) -> None:
+def _honour_soft_cap(model: PreTrainedModel) -> None:
     """Takes the eager kernel where `sdpa` would leave out the soft cap of attention scores; Transformers 5.0 said nothing."""
     capped = getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None
     if capped and model.config._attn_implementation == "sdpa":
-        if options.attention != "auto":
-            raise BadInput(f'"{name}" caps its attention scores, which sdpa leaves out; set attention to eager')
         model.set_attn_implementation("eager")
 
 

@@ -119,13 +119,14 @@ def _require_one_scale(before: Profile, after: Profile) -> None:
 def asked_contexts(profile: Profile) -> dict[tuple[str, str], dict[str, str]]:
     """Returns, per task and data set, a hash of what each sample was asked by its id, as far as the profile tells."""
     found: dict[tuple[str, str], dict[str, str]] = {}
+    stop = {(one["task"], one["name"]): one["stop"] for one in profile.header["datasets"] if "stop" in one}
     for row in profile.samples().select([*_ASKED, "task", "dataset", "sample_id"]).to_pylist():
         if row["context_sha256"] is not None:
             # Without texts, the recipe has to tell how questions were asked.
             recipe = profile.header["recipe_sha256"] if row["suffix_token_ids"] is None else None
-            stop = [one.get("stop") for one in profile.header["datasets"] if one["name"] == row["dataset"]]
-            asked = json_sha256([*(row[name] for name in _ASKED), stop, recipe])
-            found.setdefault((row["task"], row["dataset"]), {})[row["sample_id"]] = asked
+            source = row["task"], row["dataset"]
+            asked = json_sha256([*(row[name] for name in _ASKED), recipe, *stop.get(source, ())])
+            found.setdefault(source, {})[row["sample_id"]] = asked
     return found
 
 

@@ -62,6 +62,12 @@ def _document(path: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
     return header
 
 
+def _ends_answers(data: Mapping[str, Any]) -> bool:
+    stop = data["stop"]
+    texts = isinstance(stop, list) and all(isinstance(text, str) and text for text in stop)
+    return texts and bool(stop) and isinstance(data.get("task"), str)
+
+
 def _of_right_kinds(header: Mapping[str, Any]) -> bool:
     models = [header[role] for role in ("sender", "receiver")]
     texts = [
@@ -77,6 +83,7 @@ def _of_right_kinds(header: Mapping[str, Any]) -> bool:
         and all(isinstance(text, str | None) for text in optional)
         and isinstance(header["strategies"], dict | None)
         and isinstance(header["end_ids"], list | None)
+        and all(_ends_answers(data) for data in header["datasets"] if "stop" in data)
         and type(resamples) is int
         and 1 <= resamples <= _MOST_RESAMPLES
     )

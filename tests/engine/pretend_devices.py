@@ -75,8 +75,9 @@ def tensor(data: Any, device: torch.device | None = None, **how: Any) -> torch.T
     return _tensor(data, **how).to(device or torch.device("cpu"))
 
 
-def spread(model: PreTrainedModel, places: Sequence[int]) -> PreTrainedModel:
-    """Puts each layer on its device and all else on the first one, with accelerate's hooks, as `device_map` does."""
+@torch.inference_mode()
+def spread(model: PreTrainedModel, places: Sequence[int], home: int = 0) -> PreTrainedModel:
+    """Puts each layer on its device and all else on the device `home`, with accelerate's hooks, as `device_map` does."""
     layers = find_layers(model)
     inside = {id(part) for layer in layers for part in layer.modules()}
     for layer, place in zip(layers, places, strict=True):
@@ -85,8 +86,8 @@ def spread(model: PreTrainedModel, places: Sequence[int]) -> PreTrainedModel:
         skipped = model._skip_keys_device_placement
         add_hook_to_module(layer, AlignDevicesHook(execution_device=device(place), skip_keys=skipped))
     for part in [*model.modules()]:
-        if id(part) not in inside and _put(part, device(0)):
-            add_hook_to_module(part, AlignDevicesHook(execution_device=device(0)))
+        if id(part) not in inside and _put(part, device(home)):
+            add_hook_to_module(part, AlignDevicesHook(execution_device=device(home)))
     return model
 
 

@@ -75,7 +75,7 @@ def test_equals_plain_attention(
 ) -> None:
     monkeypatch.setattr(attention, "_SCORES", scores_at_a_time)
     cache, query, key, value, rows = _setting()
-    attention._cache.set(cache)
+    attention._reading.set(attention._Reading(cache, "eager"))
     mask = _causal(window)
     ours, _ = attention._attention(MODULE, query, key, value, mask, **options)
     torch.testing.assert_close(ours, _plain(query, key, value, rows, mask, **options), rtol=1e-5, atol=1e-5)
@@ -83,7 +83,7 @@ def test_equals_plain_attention(
 
 def test_an_unknown_argument_is_not_ignored() -> None:
     cache, query, key, value, _ = _setting()
-    attention._cache.set(cache)
+    attention._reading.set(attention._Reading(cache, "eager"))
     with pytest.raises(NotShareable, match="position_bias"):
         attention._attention(MODULE, query, key, value, _causal(), position_bias=torch.ones(1))
     with pytest.raises(NotShareable, match="mask"):
@@ -92,8 +92,7 @@ def test_an_unknown_argument_is_not_ignored() -> None:
 
 def test_a_soft_cap_that_the_models_own_kernel_leaves_out_is_not_put_in() -> None:
     def attend(kernel: str) -> None:
-        attention._cache.set(cache)
-        attention._own_kernel.set(kernel)
+        attention._reading.set(attention._Reading(cache, kernel))
         attention._attention(MODULE, query, key, value, _causal(), softcap=2.0)
 
     cache, query, key, value, _ = _setting()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 
+from kvprofile.engine.batch import NOT_FINITE, greedy_rows
+from kvprofile.engine.cache import KV
 from kvprofile.engine.contexts import ContextCaches
 from kvprofile.engine.ending import Ending
-from kvprofile.engine.executor import Question, Readers, answer_plans
+from kvprofile.engine.executor import Question, Readers, answer_plans, draft_of
 from kvprofile.engine.reference import capture, greedy, partial_prefill
 from kvprofile.layers import LayerRange, Plan, groups
 from kvprofile.strategies import load_all
@@ -48,6 +51,27 @@ class TestText:
     def test_without_one_it_is_whole(self) -> None:
         assert Ending(stop=("zz",), decode=letters).text((0, 1)) == "ab"
         assert Ending(decode=letters).text((0, 1)) == "ab"
+
+
+def test_stop_texts_without_a_decoder_are_a_mistake() -> None:
+    with pytest.raises(ValueError, match="decode"):
+        Ending(stop=("x",)).reached((1,))
+
+
+def test_what_cannot_be_decoded_is_not() -> None:
+    """A row without finite logits ends before anybody asks for its text."""
+
+    def strict(token_ids: Sequence[int]) -> str:
+        assert min(token_ids) >= 0
+        return letters(token_ids)
+
+    reader = tiny_decoder(seed=2)
+    own = capture(reader, CONTEXT).kv
+    broken = tuple(KV(kv.keys * torch.nan, kv.values) for kv in own)
+    question = Question(SUFFIX, LIMIT, Ending(stop=("zz",), decode=strict))
+    rows = greedy_rows(reader, [own, broken], draft_of(reader, own, question), *question, 8)
+    assert rows[1].token_ids == (NOT_FINITE,)
+    assert rows[0].token_ids == greedy(reader, own, *question)
 
 
 def test_all_plans_stop_where_one_at_a_time_does() -> None:

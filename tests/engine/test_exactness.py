@@ -142,6 +142,18 @@ def _hooks(decoder: object) -> int:
     return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in decoder.model.modules())  # type: ignore[attr-defined]
 
 
+def test_a_group_that_was_not_expected_is_there_nevertheless() -> None:
+    sender, receiver = tiny_decoder("llama", 1), tiny_decoder("llama", 2)
+    caches = ContextCaches(sender, receiver, CONTEXT, 3)
+    caches.expect([LayerRange(1, 2)])
+    for mixed, alone in zip(
+        caches.mixed(LayerRange(1, 3)),
+        partial_prefill(receiver, capture(sender, CONTEXT), LayerRange(1, 3)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mixed.keys, alone.keys)
+
+
 def test_passes_go_no_further_than_the_plans_and_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     sender, receiver = tiny_decoder("llama", 1), tiny_decoder("llama", 2)
     question, caches = Question(SUFFIX, 8, NO_END), ContextCaches(sender, receiver, CONTEXT, 3)

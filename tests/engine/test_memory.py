@@ -112,7 +112,7 @@ def test_a_long_context_under_a_tight_limit_gives_the_same_answers(monkeypatch: 
     monkeypatch.setattr(executor, "_answer_block", counting)
 
     def answers(room: int) -> list[object]:
-        budget = MemoryBudget(torch.device("cpu"))
+        budget = MemoryBudget([torch.device("cpu")])
         monkeypatch.setattr(budget, "room", lambda: room)
         caches = ContextCaches(*readers, ids, 3)
         return [a.token_ids for a in answer_plans(readers, caches, question, plans, load_all(), budget=budget)]

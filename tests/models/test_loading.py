@@ -50,11 +50,22 @@ def test_sdpa_never_leaves_out_a_soft_cap() -> None:
     model = AutoModelForCausalLM.from_config(config)
     for kernel, name in (("sdpa", "eager"), ("flex_attention", "flex_attention")):
         model.config._attn_implementation = kernel
-        loading._honour_soft_cap(model, "m", ModelOptions())
+        loading._honour_soft_cap(model)
         assert model.config._attn_implementation == name
-    model.config._attn_implementation = "sdpa"
-    with pytest.raises(BadInput, match="set attention to eager"):
-        loading._honour_soft_cap(model, "m", ModelOptions(attention="sdpa"))
+
+
+@pytest.mark.parametrize("kernel", ["auto", "sdpa"])
+def test_a_soft_capped_model_is_loaded_with_a_kernel_that_honours_it(
+    kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = transformers.Gemma2Config(
+        vocab_size=384, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, head_dim=8
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "m")
+    tiny_tokenizer().save_pretrained(tmp_path / "m")
+    monkeypatch.setattr(transformers.Gemma2PreTrainedModel, "_supports_sdpa", True)
+    loaded = load_model(str(tmp_path / "m"), ModelOptions(device="cpu", attention=kernel))
+    assert loaded.model.config._attn_implementation == "eager"
 
 
 def test_auto_is_float32_on_the_cpu(tmp_path: Path) -> None:
