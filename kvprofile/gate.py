@@ -16,6 +16,7 @@ from kvprofile.limits import ROUNDING, LossLimit, Rule
 from kvprofile.report.comparison import asked_contexts
 from kvprofile.report.frontier import Row, frontier_blocks, plan_text
 from kvprofile.store.reader import Profile
+from kvprofile.store.schema import ends_of
 
 Block = tuple[str, str, str]
 
@@ -92,6 +93,8 @@ class Gate:
         """Returns why the losses of a new version say nothing about the earlier ones, None if they do."""
         if new.rows["total_layers"][0].as_py() != self._layers:
             return "the models have another number of layers"
+        if ends_of(new.header["datasets"]) != ends_of(self._header["datasets"]):
+            return "answers end at other texts"
         for key in ("datasets", "metrics", "references"):
             if new.header[key] != self._header[key]:
                 return f"the {key} changed"

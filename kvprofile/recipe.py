@@ -96,7 +96,7 @@ class DataSource(_Options):
         subset: Configuration of a hub data set.
         metrics: None takes the task's.
         max_new_tokens: None takes the task's.
-        stop: Texts that end an answer, which is scored up to there.
+        stop: Texts that end an answer, which is scored up to there; their order says nothing.
     """
 
     dataset: Text
@@ -108,6 +108,13 @@ class DataSource(_Options):
     max_new_tokens: Count | None = None
     stop: tuple[Text, ...] = ()
     prompt: Prompt | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _texts(cls, stop: Any) -> Any:
+        if not isinstance(stop, list | tuple) or not all(isinstance(text, str) and text for text in stop):
+            raise ValueError('has to be a list of texts that are not empty, such as stop: ["\\n\\n"]')
+        return tuple(sorted(set(stop)))
 
     @property
     def name(self) -> str:
@@ -279,6 +286,9 @@ def recipe_path(path_or_name: str) -> Path:
 
 def _sentence(error: ValidationError) -> str:
     details = error.errors(include_url=False, include_context=False)
+    within = {one["loc"][:depth] for one in details for depth in range(len(one["loc"]))}
+    # Where the only entry of a list is wrong, pydantic says beside it that the list is too short.
+    details = [one for one in details if one["type"] != "too_short" or one["loc"] not in within]
     first = details[0]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     if first["type"] == "missing":

@@ -3,8 +3,7 @@
 It ranks by KL, whose differences between plans vary far less over samples than those of a task score. A coarse grid on a
 few samples comes first; the edges of groups near the frontier are moved, by ever smaller steps, down to the finest unit.
 One pass from a start serves all groups that start there, so the few starts that come closest enter the race with all their
-groups; there a group leaves once it is far from the frontier by more than chance, and all groups of a start once none of them
-is on the frontier. The last ones are measured on all samples.
+groups; there a group leaves once it is far from the frontier by more than chance. The last ones are measured on all samples.
 
 A search that knows an earlier frontier begins there and with its neighbours. Where none of these is far better than the known
 groups by more than chance, the frontier has not moved and the coarse grid is left out. Known groups are measured on all samples
@@ -30,7 +29,7 @@ SEARCHED = 2
 """Samples of the rounds before the race, or one of each data set if there are more of these."""
 
 WARM = 5
-"""Samples that tell whether a known frontier has moved, or a start is on it; a paired interval needs a few."""
+"""Samples that tell whether a known frontier has moved; a paired interval needs a few."""
 
 NEAR = 1.1
 """A group is near the frontier if its mean KL is at most this multiple of the lowest with no more recompute."""
@@ -40,8 +39,6 @@ MOST_STARTS = 2
 
 CONFIDENCE = 0.95
 """One-sided, of the paired differences that end a group's race."""
-
-TAKEN = "starts that come closer to the frontier were taken"
 
 _SMALLEST = 1e-9
 """A KL that is rounding."""
@@ -124,7 +121,7 @@ def search(
         yield from state.measure(number, warm, near.intersection(allowed).union(known))
         if not anew and not state.broken_into():
             state.leave_far(number)
-            state.keep_starts(number, {group.start for group in known}, TAKEN)
+            state.keep_starts(number, {group.start for group in known})
             yield from _race(state, number, warm, samples)
             return state.left(samples)
         number += 1
@@ -138,7 +135,7 @@ def search(
         yield from state.measure(number, first, moved.intersection(allowed))
         state.leave_far(number)
     starts = state.best_starts()
-    state.keep_starts(number, starts, TAKEN)
+    state.keep_starts(number, starts)
     state.take_rows(starts)
     yield from _race(state, number, first, samples)
     return state.left(samples)
@@ -157,8 +154,6 @@ def _race(state: _State, number: int, first: range, samples: int) -> Generator[R
         number += 1
         yield from state.measure(number, [sample], state.racing, even_if_none=True)
         state.leave_beaten(number)
-        if sample + 1 >= WARM:
-            state.keep_starts(number, state.frontier_starts(), "no group of its start is on the frontier any more")
 
 
 def _moved(groups: Iterable[LayerRange], edges: Sequence[int], step: int) -> set[LayerRange]:
@@ -223,15 +218,11 @@ class _State:
         credit = {s: (sum(r <= 1 for g, (_, r) in rivals.items() if g.start == s), -s) for s in starts}
         return {*sorted(starts, key=lambda start: credit[start], reverse=True)[:MOST_STARTS]}
 
-    def frontier_starts(self) -> set[int]:
-        """Returns the starts of groups that are the best for what they recompute."""
-        return {group.start for group, (_, ratio) in self._rivals().items() if ratio <= 1}
-
-    def keep_starts(self, number: int, starts: Collection[int], reason: str) -> None:
+    def keep_starts(self, number: int, starts: Collection[int]) -> None:
         """Removes groups with other starts than these and layer 0."""
         rivals = self._rivals()
         for group in {g for g in self.racing if g.start not in {0, *starts}} - self._known:
-            self._remove(group, number, rivals[group][0], reason)
+            self._remove(group, number, rivals[group][0], "starts that come closer to the frontier were taken")
 
     def take_rows(self, starts: Collection[int]) -> None:
         """Lets all groups of some starts race, and of layer 0."""

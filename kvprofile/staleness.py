@@ -11,7 +11,7 @@ from kvprofile.errors import BadInput
 from kvprofile.identity import FINGERPRINTS
 from kvprofile.recipe import Recipe, load_recipe
 from kvprofile.store.reader import RECIPE_FILE, Profile
-from kvprofile.store.schema import FORMAT_VERSION
+from kvprofile.store.schema import FORMAT_VERSION, ends_of
 
 _CLOCKS_DIFFER = timedelta(days=1)
 
@@ -130,11 +130,7 @@ def _of_data(header: Mapping[str, Any], now: Present) -> list[Reason]:
     )
     names = dict.fromkeys(name for name, *_ in [*(asked - recorded), *(recorded - asked)])
     found = [Reason("data", f"the records of {name} are others than were measured") for name in names]
-    was, now_is = (
-        {(one["task"], one["name"]): one["stop"] for one in held if "stop" in one}
-        for held in (header["datasets"], now.datasets)
-    )
-    if was != now_is:
+    if ends_of(header["datasets"]) != ends_of(now.datasets):
         found.append(Reason("stop texts", "the texts that end an answer changed"))
     return found
 

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from kvprofile.cli.options import recipe_with
 from kvprofile.errors import BadInput
 from kvprofile.identity import json_sha256
 from kvprofile.recipe import Recipe, bundled_recipes, load_recipe, parse_recipe, to_yaml, with_options
@@ -111,15 +112,24 @@ def test_a_recipe_without_stop_texts_has_the_hash_that_it_had_before_there_were_
     assert stopped.sha256() != recipe.sha256()
 
 
-@pytest.mark.parametrize("stop", ["\n", [""], [1]])
+@pytest.mark.parametrize("stop", ["\n", [""], [1], None, 5])
 def test_stop_texts_are_a_list_of_texts(stop: object) -> None:
-    with pytest.raises(BadInput, match=r"data\[0\]\.stop"):
+    with pytest.raises(
+        BadInput, match=r"data\[0\]\.stop has to be a list of texts that are not empty, such as [^()]*$"
+    ):
         minimal(data=[{"dataset": "qmsum", "task": "summarization", "stop": stop}])
 
 
 def test_units_are_sorted_once() -> None:
     assert minimal(granularity=[3, 1, 3]).granularity == (1, 3)
     assert minimal(granularity=[3, 1, 3]).sha256() == minimal(granularity=[1, 3]).sha256()
+
+
+def test_a_device_of_the_command_line_overrides_a_recipes_map(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "models: {device_map: auto, dtype: float32}\n")
+    models = recipe_with(path, {"device": "cpu"}).models
+    assert (models.device, models.device_map, models.dtype) == ("cpu", None, "float32")
+    assert recipe_with(path, {"dtype": "bfloat16"}).models.device_map == "auto"
 
 
 def test_options_are_checked_and_keep_the_folder() -> None:

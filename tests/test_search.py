@@ -13,7 +13,7 @@ import pytest
 from kvprofile import search as search_module
 from kvprofile.layers import LayerRange, groups
 from kvprofile.recipe import load_recipe, with_options
-from kvprofile.search import REUSE, SEARCHED, WARM, Removed, Request, finish, search
+from kvprofile.search import REUSE, SEARCHED, Removed, Request, finish, search
 from kvprofile.store.reader import load
 from kvprofile.sweep import sweep
 from tests.tiny_sweep import Silent, write_pair
@@ -88,22 +88,6 @@ def test_the_race_ends_for_groups_that_later_samples_show_to_be_far() -> None:
     why = next(why for why in removed if why.group == late)
     assert SEARCHED < why.samples < 9
     assert "95%" in why.reason
-
-
-def test_a_start_leaves_the_race_once_none_of_its_groups_is_the_best() -> None:
-    """Even if chance, or a distance below `NEAR`, keeps every one of them in."""
-    promising = 20
-
-    def answer(group: LayerRange, sample: int) -> float:
-        worse = 0.02 if group.start == promising and sample >= SEARCHED else -0.02 * (group.start == promising)
-        return 1.0 + worse - 0.001 * group.length + (0.0005 * group.start if group.start > 1 else 0)
-
-    removed, _, asked = run(groups(LAYERS), (1,), 9, answer)
-    gone = [why for why in removed if why.group.start == promising and why.samples > SEARCHED]
-    assert len(gone) == LAYERS - promising
-    assert {why.samples for why in gone} == {WARM}
-    assert {why.reason for why in gone} == {"no group of its start is on the frontier any more"}
-    assert {group for group in groups(LAYERS) if group.start == 0} <= asked[8]
 
 
 def test_groups_that_cannot_be_measured_are_left() -> None:

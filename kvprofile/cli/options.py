@@ -44,6 +44,8 @@ def recipe_with(recipe: str | None, options: Mapping[str, Any]) -> Recipe:
     missing = [option for name, option in needed.items() if name not in given]
     if base is None and missing:
         raise BadInput(f"give a recipe, or {', '.join(missing)}; kvprofile recipe ls shows the bundled recipes")
+    if "device" in models:
+        models["device_map"] = None  # where --device says, and nowhere else
     if models:
         given["models"] = {**(base.models.model_dump() if base else {}), **models}
     return with_options(base, **given) if base else parse_recipe(given, Path.cwd(), "options")

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from kvprofile.recipe import ModelOptions
 
 
+_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Ways of accelerate to spread a model."""
+
+
 @dataclass
 class LoadedModel:
     """A model ready to run: evaluation mode, no gradients, adapters merged.
@@ -141,6 +145,8 @@ def load_outline(text: str, options: ModelOptions, folders: Sequence[Path] = ())
 def _load_base(source: Source, reference: ModelReference, options: ModelOptions) -> _Base:
     device = _device(options)
     keywords: dict[str, Any] = {**source.keywords, "dtype": _dtype(options, device)}
+    if options.device_map:
+        _require_map(options.device_map)
     if options.device_map or options.quantization:
         keywords["device_map"] = options.device_map or {"": device}
     with failures.explained(reference.name), quiet():
@@ -216,7 +222,10 @@ def _twin(model: PreTrainedModel) -> PreTrainedModel:
     from accelerate.hooks import remove_hook_from_module
 
     if "disk" in device_map.values():
-        raise BadInput("a base that both models share cannot be offloaded to disk; use more memory or a smaller dtype")
+        raise BadInput(
+            "device_map puts part of the base that both models share on disk, where it cannot be shared; use more memory, a "
+            "smaller dtype or quantization"
+        )
     remove_hook_from_module(model, recurse=True)
     twin = copy.deepcopy(model)
     dispatch_model(model, device_map=device_map)
@@ -227,14 +236,27 @@ def _twin(model: PreTrainedModel) -> PreTrainedModel:
 def _device(options: ModelOptions) -> torch.device:
     if options.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return _existing(options.device)
+
+
+def _existing(name: str) -> torch.device:
     try:
-        device = torch.device(options.device)
-        torch.empty(0, device=device)
+        device = torch.device(name)
+        torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
-        raise BadInput(
-            f'device "{options.device}" is not there; `kvprofile doctor` lists this machine\'s devices'
-        ) from error
+        raise BadInput(f'device "{name}" is not there; `kvprofile doctor` lists this machine\'s devices') from error
     return device
+
+
+def _require_map(name: str) -> None:
+    if name in _MAPS:
+        return
+    try:
+        _existing(name)
+    except BadInput as error:
+        raise BadInput(
+            f'device_map "{name}" is neither {", ".join(_MAPS)} nor a device of this machine; `kvprofile doctor` lists those'
+        ) from error
 
 
 def _dtype(options: ModelOptions, device: torch.device) -> torch.dtype:

@@ -17,8 +17,9 @@ from kvprofile.limits import LossLimit, Rule
 from kvprofile.report.documents import plan_document
 from kvprofile.report.frontier import Block, Row, frontier_blocks, plan_text
 from kvprofile.report.terminal import add_row, new_table, number, percent, print_table
-from kvprofile.report.text import print_line
+from kvprofile.report.text import print_line, short_list
 from kvprofile.store.reader import Profile
+from kvprofile.store.schema import ends_of
 
 _HEADER = (
     "profile_id",
@@ -119,7 +120,7 @@ def _require_one_scale(before: Profile, after: Profile) -> None:
 def asked_contexts(profile: Profile) -> dict[tuple[str, str], dict[str, str]]:
     """Returns, per task and data set, a hash of what each sample was asked by its id, as far as the profile tells."""
     found: dict[tuple[str, str], dict[str, str]] = {}
-    stop = {(one["task"], one["name"]): one["stop"] for one in profile.header["datasets"] if "stop" in one}
+    stop = ends_of(profile.header["datasets"])
     for row in profile.samples().select([*_ASKED, "task", "dataset", "sample_id"]).to_pylist():
         if row["context_sha256"] is not None:
             # Without texts, the recipe has to tell how questions were asked.
@@ -168,7 +169,8 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[st
     def flat(header: Mapping[str, Any]) -> dict[str, Any]:
         models = {f"{role}.{key}": header[role].get(key) for role in ("sender", "receiver") for key in _MODEL}
         data = ", ".join(
-            f"{one['name']} {str(one['sha256'])[:12]}" + (f" until {one['stop']}" if one.get("stop") else "")
+            f"{one['name']} {str(one['sha256'])[:12]}"
+            + (f" until {short_list(one['stop'])} ({one['task']})" if "stop" in one else "")
             for one in header["datasets"]
         )
         return {**{key: header.get(key) for key in _HEADER}, **models, "datasets": data}

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from kvprofile.report.summary import ARMS
 from kvprofile.report.terminal import add_row, new_table, number, print_table
-from kvprofile.report.text import print_line, size
+from kvprofile.report.text import print_line, short_list, size
 from kvprofile.report.validations import print_validation
 from kvprofile.store.index import Entry
 
@@ -31,7 +31,7 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     _print_timings(console, timings)
     print_line(console, "data")
     for entry in summary["data"]["datasets"]:
-        until = f", answers end at {entry['stop']}" if entry.get("stop") else ""
+        until = f", answers of {entry['task']} end at {short_list(entry['stop'])}" if "stop" in entry else ""
         hashes = f"{_short(entry['sha256'])}, samples {_short(entry['sample_ids_sha256'])}"
         print_line(console, f"  {entry['name']}: {hashes}{until}")
     print_line(console, f"  metrics: {_shown(summary['data']['metrics'])}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.text import Text
 
@@ -18,6 +20,11 @@ def harmless(value: object) -> str:
 def print_line(console: Console, line: str) -> None:
     """Prints a line of any text, unwrapped and without its markup or control characters taking effect."""
     console.print(Text(harmless(line)), soft_wrap=True)
+
+
+def short_list(texts: Sequence[str]) -> str:
+    """Returns texts as they would be written in a list, each cut where it is long."""
+    return ", ".join(repr(one if len(one) <= 40 else f"{one[:39]}…") for one in texts)
 
 
 def size(count: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -153,6 +153,11 @@ MODEL_KEYS = (
     "quantization",
 )
 DATASET_KEYS = ("name", "sha256", "sample_ids_sha256")
+
+
+def ends_of(datasets: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[str]]:
+    """Returns the texts that end an answer by task and data set, where there are any, of a header's `datasets`."""
+    return {(one["task"], one["name"]): one["stop"] for one in datasets if "stop" in one}
 
 
 def missing_header_keys(header: Mapping[str, Any]) -> list[str]:

@@ -144,6 +144,17 @@ def test_device_map_of_accelerate(tmp_path: Path) -> None:
     assert not torch.equal(logits(sender), logits(receiver))
 
 
+@pytest.mark.parametrize("name", ["nonsense", "disk", "0", "AUTO", "cuda:99", "meta"])
+def test_a_device_map_that_cannot_be_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=f'device_map "{name}" is neither auto, .* nor a device of this machine'):
+        load_model(str(save_model(tmp_path / "m")), ModelOptions(device="cpu", device_map=name))
+
+
+def test_a_device_without_data_is_no_device(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match='device "meta" is not there'):
+        load_model(str(save_model(tmp_path / "m")), ModelOptions(device="meta"))
+
+
 class TestAdapterOfAnotherBase:
     @pytest.mark.parametrize(
         ("made_for", "message"),
