@@ -17,9 +17,8 @@ import torch
 
 from kvprofile import sweep as sweep_module
 from kvprofile.cost.layer_times import LayerTimes
-from kvprofile.engine import executor
+from kvprofile.engine import budget, executor
 from kvprofile.engine.batch import Row
-from kvprofile.engine.budget import MemoryBudget
 from kvprofile.engine.timing import LAYER_REPEATS
 from kvprofile.errors import BadInput, Interrupted, OutOfMemory
 from kvprofile.recipe import load_recipe, with_options
@@ -182,7 +181,7 @@ def test_a_memory_limit_cuts_blocks_and_moves_no_score(
         return real(readers, readings, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(executor, "_answer_block", counting)
-    monkeypatch.setattr(MemoryBudget, "_held", lambda self: LIMIT - 1 if blocks else 0)
+    monkeypatch.setattr(budget, "_held", lambda device: LIMIT - 1 if blocks else 0)
     folder = sweep(load_recipe(str(pair)), tmp_path, Silent(), LIMIT)
     assert set(blocks[1:]) == {1}, "nothing is left after the gates' block"
     assert_same_scores(folder, profile)
