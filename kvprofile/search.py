@@ -31,7 +31,7 @@ SEARCHED = 2
 WARM = 5
 """Samples that tell whether a known frontier has moved; a paired interval needs a few."""
 
-NEAR = 1.1
+NEAR = 1.25
 """A group is near the frontier if its mean KL is at most this multiple of the lowest with no more recompute."""
 
 MOST_STARTS = 2
