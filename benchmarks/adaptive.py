@@ -105,6 +105,7 @@ def _compare(scores: Scores, lengths: Sequence[Lengths], layers: int, seed: int,
 
 
 def _timed(profile: Profile, alone: int) -> dict[str, Any]:
+    """Runs the search, and seeded groups one at a time in between; samples that the search comes back to are prefilled again."""
     pair = load_profiled_pair(profile, _Quiet())
     readers, samples, strategies = pair.readers, profile_samples(profile), load_all()
     questions = [question_of(sample, pair.receiver) for sample in samples]

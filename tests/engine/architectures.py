@@ -13,6 +13,8 @@ from kvprofile.engine.decoder import Decoder
 
 LAYERS = 4
 VOCABULARY = 97
+CONTEXT = torch.randint(3, VOCABULARY, (23,), generator=torch.Generator().manual_seed(2)).tolist()
+SUFFIX = (5, 9, 30, 41, 7)
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,

@@ -17,11 +17,10 @@ from kvprofile.engine.gates import check_gates
 from kvprofile.engine.reference import capture, greedy, mixed_capture, partial_prefill
 from kvprofile.layers import LayerRange, Plan
 from kvprofile.strategies import layer_set, load_all, single_layer_reuse
-from tests.engine.architectures import LAYERS, VOCABULARY, tiny_model
+from tests.engine.architectures import CONTEXT, LAYERS, SUFFIX, tiny_model
 from tests.engine.pretend_devices import PretendedDevices, device, spread
 
-CONTEXT = torch.randint(3, VOCABULARY, (23,), generator=torch.Generator().manual_seed(2)).tolist()
-QUESTION = Question((5, 9, 30, 41, 7), 8, Ending(frozenset({2})))
+QUESTION = Question(SUFFIX, 8, Ending(frozenset({2})))
 GROUP = LayerRange(1, 3)
 Answers = dict[Plan, tuple[int, ...] | None]
 

@@ -15,10 +15,8 @@ from kvprofile.engine.executor import Question, Readers, answer_plans, draft_of
 from kvprofile.engine.reference import capture, greedy, partial_prefill
 from kvprofile.layers import LayerRange, Plan, groups
 from kvprofile.strategies import load_all
-from tests.engine.architectures import LAYERS, VOCABULARY, tiny_decoder
+from tests.engine.architectures import CONTEXT, LAYERS, SUFFIX, tiny_decoder
 
-CONTEXT = torch.randint(3, VOCABULARY, (23,), generator=torch.Generator().manual_seed(2)).tolist()
-SUFFIX = (5, 9, 30, 41, 7)
 LIMIT = 12
 
 

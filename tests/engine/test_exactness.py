@@ -14,10 +14,8 @@ from kvprofile.engine.gates import check_gates
 from kvprofile.engine.reference import capture, greedy, partial_prefill
 from kvprofile.layers import LayerRange, Plan, groups
 from kvprofile.strategies import load_all
-from tests.engine.architectures import CONFIGS, LAYERS, VOCABULARY, tiny_decoder
+from tests.engine.architectures import CONFIGS, CONTEXT, LAYERS, SUFFIX, tiny_decoder
 
-CONTEXT = torch.randint(3, VOCABULARY, (23,), generator=torch.Generator().manual_seed(2)).tolist()
-SUFFIX = (5, 9, 30, 41, 7)
 WITH_EXPERTS = {"mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"}
 NO_END = Ending()
 

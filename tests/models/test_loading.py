@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from kvprofile.errors import BadInput, OutOfMemory
-from kvprofile.models import loading
 from kvprofile.models.failures import explained
 from kvprofile.models.loading import LoadedModel, load_model, load_models, load_pair
 from kvprofile.recipe import ModelOptions
@@ -40,18 +39,6 @@ def test_dtype_and_attention_are_passed_on(tmp_path: Path) -> None:
     loaded = load_model(str(save_model(tmp_path / "m")), options)
     assert loaded.dtype == "bfloat16"
     assert loaded.model.config._attn_implementation == "eager"
-
-
-def test_sdpa_never_leaves_out_a_soft_cap() -> None:
-    """As Transformers 5.0 loads Gemma 2: newer versions take the eager kernel by themselves."""
-    config = transformers.Gemma2Config(
-        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, head_dim=8
-    )
-    model = AutoModelForCausalLM.from_config(config)
-    for kernel, name in (("sdpa", "eager"), ("flex_attention", "flex_attention")):
-        model.config._attn_implementation = kernel
-        loading._honour_soft_cap(model)
-        assert model.config._attn_implementation == name
 
 
 @pytest.mark.parametrize("kernel", ["auto", "sdpa"])
